@@ -214,8 +214,9 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "handlers", "handlers.access", "handlers.accounts", "handlers.clients", "handlers.cluster", "handlers.configuration",
             "handlers.delayed",
-            "handlers.exhooks", "handlers.journals", "handlers.listeners", "handlers.messages", "handlers.node", "handlers.plugins",
-            "handlers.rules", "handlers.sinks", "handlers.snapshots", "handlers.streams", "handlers.subscriptions",
+            "handlers.exhooks", "handlers.journals", "handlers.listeners", "handlers.messages", "handlers.node",
+            "handlers.persistence", "handlers.plugins", "handlers.rules", "handlers.sinks", "handlers.snapshots",
+            "handlers.streams", "handlers.subscriptions",
             "handlers.watching",
         ),
         ("main",),

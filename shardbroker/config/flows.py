@@ -58,8 +58,8 @@ class Rule(Section):
 
 
 def needs_flows(settings: Any, listeners: Sequence[Any]) -> bool:
-    """Returns whether there are rules, connectors or actions, or may be replays."""
-    configured = settings.rules or settings.connectors.by_id() or settings.actions.by_id()
+    """Returns whether there are rules, connectors, actions or presets, or may be replays."""
+    configured = settings.rules or settings.connectors.by_id() or settings.actions.by_id() or settings.persistence.used()
     return bool(configured) or needs_replays(settings) or has_definitions(settings.process.data_dir / DEFINITIONS)
 
 

@@ -17,8 +17,10 @@ from shardbroker.config.exhook import ExHook
 from shardbroker.config.features import Delayed, EventMessage, Rewrite, check_filters
 from shardbroker.config.flows import RULE_ID, RULES_MAX, Flows, Rule, RuleEngine
 from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener, ZoneLimiter, parse_address
+from shardbroker.config.persistence import Persistence, check_connectors
 from shardbroker.config.plugins import PluginSettings
 from shardbroker.config.replay import Replay
+from shardbroker.config.sinks.ids import check_own_name
 from shardbroker.config.sinks.tables import Actions, Connectors, check_actions
 from shardbroker.config.streams import Stream, check_names
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
@@ -361,9 +363,7 @@ class Process(Section):
     workers: Count = Field("auto", description="Workers; auto: one per usable core.")
     acceptors: Count = Field("auto", description="Acceptors; auto: 2, or 1 on a single core.")
     worker_cores: Cores = Field("auto", description="Cores to which workers are pinned in turn; auto: all usable ones.")
-    worker_weights: Weights = Field(
-        "auto", description="Relative share of the sessions of each worker; auto: equal shares."
-    )
+    worker_weights: Weights = Field("auto", description="Relative share of the sessions of each worker; auto: equal shares.")
     acceptor_cores: Cores = Field("auto", description="Cores on which acceptors run; auto: all usable ones, without pinning.")
     data_dir: Path = Field(Path("data"), description="Directory of all data that outlives the broker.")
     drain_time: Duration = Field(
@@ -425,6 +425,7 @@ class Settings(Section):
     actions: Annotated[Actions, Live(MANAGER, SUPERVISOR)] = Actions()
     rules: Annotated[dict[str, Rule], Live(MANAGER, SUPERVISOR)] = Field({})
     streams: Annotated[dict[str, Stream], Live(MANAGER, SUPERVISOR)] = Field({})
+    persistence: Annotated[Persistence, Live(MANAGER, SUPERVISOR)] = Persistence()
 
     @field_validator("cluster")
     @classmethod
@@ -456,11 +457,22 @@ class Settings(Section):
         for id in value:
             if not re.fullmatch(RULE_ID, id):
                 raise ValueError(f"allowed is an id of up to 64 letters, digits, - and _, a letter or digit first, not {id!r}")
+            check_own_name(id)
         if len(value) > RULES_MAX:
             raise ValueError(f"allowed is up to {RULES_MAX} of them, not {len(value)}")
         durability = info.data.get("durability")
         if value and isinstance(durability, Durability) and durability.level == "none":
             raise ValueError("allowed is no rule with durability.level = none: rules need a journal")
+        return value
+
+    @field_validator("persistence")
+    @classmethod
+    def _presets(cls, value: Persistence, info: ValidationInfo) -> Persistence:
+        connectors, durability = info.data.get("connectors"), info.data.get("durability")
+        if isinstance(connectors, Connectors):
+            check_connectors(value, connectors)
+        if value.used() and isinstance(durability, Durability) and durability.level == "none":
+            raise ValueError("allowed is no preset with durability.level = none: rules need a journal")
         return value
 
     @field_validator("streams")

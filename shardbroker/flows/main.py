@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from shardbroker.config.flows import DEFINITIONS
@@ -14,6 +15,7 @@ from shardbroker.flows.cursors import Cursor
 from shardbroker.flows.feed import JournalFeed
 from shardbroker.flows.lanes import Lanes, Stopped
 from shardbroker.flows.own_actions import own_actions
+from shardbroker.flows.persistence.expansion import create_tables
 from shardbroker.flows.progress import Key, Progress
 from shardbroker.flows.replays import Replays
 from shardbroker.flows.rule import LoadedRule
@@ -248,7 +250,7 @@ class _Service:
     def _answer_requests(self) -> None:
         for request in self._requests():
             named = list(self._table.problems)
-            if request.get("verb") == "probe":
+            if request.get("verb") in ("probe", "create_tables"):
                 self._probe(request)
                 continue
             if request.get("verb") in SINK_VERBS:
@@ -282,9 +284,10 @@ class _Service:
             self._answer(runner.answers.popleft())
 
     def _probe(self, request: dict[str, Any]) -> None:
-        number: int = request["id"]
-        what = str(request.get("type")), request.get("settings"), request.get("action")
-        self._sinks.probe(*what, lambda error: encode_probed(number, error))
+        """Tries a connector, and an action over it, or creates the tables of a preset."""
+        number, kind = request["id"], str(request.get("type"))
+        work = partial(create_tables, kind) if request["verb"] == "create_tables" else None
+        self._sinks.probe(kind, request.get("settings"), request.get("action"), lambda error: encode_probed(number, error), work)
 
     def _ordered(self, request: dict[str, Any]) -> dict[str, str]:
         """Carries out an order for an action; returns problems."""

@@ -9,6 +9,8 @@
                                                   flows/trial.py            -> {"id": n, "tried": {...}; null: it is not loaded}
     {"id": n, "verb": "probe", "type": type, "settings": {...}, "action": {...}; null: a connector alone}
                                                   tries it                  -> {"id": n, "error": text}, later than other answers
+    {"id": n, "verb": "create_tables", "type": type, "settings": {...}}
+                                                  those of a preset that are missing, over a connector -> as for probe
     {"id": n, "verb": V, "sink": id}              V of SINK_VERBS           -> as for load; the problem of the action by its id
     {..., "at_us": Unix µs, "earliest" or "latest"}
                                                   the same with sink_rewind: reads from there on

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from shardbroker.config import Settings
 from shardbroker.config.flows import DEFINITIONS
+from shardbroker.config.persistence import key_of
+from shardbroker.config.sinks.base import PRESETS
 from shardbroker.control import ControlError
 from shardbroker.logs.phrases import Line, log_line
 from shardbroker.management.feed import Feed
@@ -179,7 +181,7 @@ class Definitions:
     def own(self, kind: str, id: str, made: Made) -> Definition:
         """Returns one of those made at run time. Raises ControlError."""
         if id in self._configured[kind]:
-            key = f"{kind}.{id.replace(':', '.')}"
+            key = key_of(id) or f"{kind}.{id.replace(':', '.')}"
             raise ControlError("BAD_REQUEST", f"{kind[:-1]} {id} is in the configuration ({key}): change it there, and reload")
         if id not in made[kind]:
             raise ControlError("NOT_FOUND", f"no {kind[:-1]} {id!r}")
@@ -189,7 +191,7 @@ class Definitions:
 
     def configure(self, settings: Settings) -> None:
         """Puts those of a new configuration in force; see settled(). What is wrong is logged, and what was in force stays."""
-        names = (*self._kinds, "rule_engine")
+        names = (*self._kinds, "rule_engine", "persistence")
         if all(getattr(settings, name) == getattr(self._settings, name) for name in names):
             return
         self._settings = settings
@@ -217,6 +219,9 @@ class Definitions:
     def add(self, kind: str, definition: Definition, made: Made) -> Definition:
         """Adds a new definition within a change. Raises ControlError."""
         id = definition["id"]
+        if id.rpartition(":")[2].startswith(PRESETS):
+            must = f"must not begin with {PRESETS}, which the presets persistence.<db> have"
+            raise ControlError("BAD_REQUEST", f"id: {must}, got {id}")
         if id in made[kind] or id in self._configured[kind]:
             raise ControlError("BAD_REQUEST", f"id: must be new, got {id}")
         most = self._kinds[kind].most

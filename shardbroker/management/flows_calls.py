@@ -122,6 +122,11 @@ class FlowsCalls:
         request = partial(_encode, verb="probe", type=type, settings=settings, action=action)
         return str((await self._answer(0, self._channels[0], request, PROBE_S)).get("error", ""))
 
+    async def create_tables(self, type: str, settings: dict[str, Any]) -> str:
+        """Creates the tables of a preset; returns why that has failed, or an empty text. Raises ControlError."""
+        request = partial(_encode, verb="create_tables", type=type, settings=settings)
+        return str((await self._answer(0, self._channels[0], request, PROBE_S)).get("error", ""))
+
     async def order(self, verb: str, action: str, **more: Any) -> None:
         """Carries out an order for an action: one of SINK_VERBS of flows/wire.py. Raises ControlError."""
         for answer in await self._ask_all(partial(_encode, verb=verb, sink=action, **more)):

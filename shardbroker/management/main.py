@@ -132,7 +132,7 @@ class _Manager:
         self._definitions = definitions = Definitions(
             topology,
             settings,
-            (SinkKind(CONNECTORS), SinkKind(ACTIONS), RuleKind()),
+            (SinkKind(CONNECTORS), SinkKind(ACTIONS), RuleKind(topology.started_ms)),
             feed,
             fed,
             lambda needed: call_supervisor(self._context, {"verb": "settings", "needed": [FLOWS] if needed else []}),

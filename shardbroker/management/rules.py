@@ -5,8 +5,10 @@ from typing import Any
 
 from shardbroker.config import Settings
 from shardbroker.config.flows import RULES_MAX
+from shardbroker.config.persistence import key_of
 from shardbroker.config.sinks.ids import normal_id
 from shardbroker.control import ControlError
+from shardbroker.flows.persistence.expansion import all_rules
 from shardbroker.management.definitions import CONFIGURATION, RULES, RUNTIME, Definition, Definitions, Made, now_ms
 
 __all__ = ["RuleKind", "Rules", "fed", "stamped"]
@@ -18,16 +20,20 @@ class RuleKind:
     name = RULES
     most = RULES_MAX
 
+    def __init__(self, started_ms: int = 0) -> None:
+        """started_ms: of the broker, Unix ms."""
+        self._started_ms = started_ms
+
     def configured(self, settings: Settings) -> dict[str, Definition]:
         """Returns those of the configuration, which preflight has checked. Raises ControlError, with the key."""
         found = {}
-        for id, rule in settings.rules.items():
+        for id, rule in all_rules(settings, self._started_ms).items():
             values = {**rule.model_dump(), "actions": normal_actions(rule.actions)}
             definition: Definition = {"id": id, **values, "origin": CONFIGURATION, "created_ms": None, "changed_ms": None}
             try:
                 found[id] = {**definition, "from": _checked(definition)}
             except ControlError as error:
-                raise ControlError(error.code, f"rules.{id}.{error}") from None
+                raise ControlError(error.code, f"{key_of(id) or f'rules.{id}'}.{error}") from None
         return found
 
     def restored(self, kept: dict[str, Any]) -> Definition:
@@ -69,9 +75,7 @@ class Rules:
     async def create(self, definition: Definition) -> Definition:
         """Makes a rule; returns it when it is in force. Raises ControlError."""
         rule = stamped(definition, now_ms())
-        made: Definition = await self._definitions.change(
-            RULES, rule["id"], lambda made: self._definitions.add(RULES, rule, made)
-        )
+        made: Definition = await self._definitions.change(RULES, rule["id"], lambda made: self._definitions.add(RULES, rule, made))
         return made
 
     async def update(self, id: str, changes: dict[str, Any]) -> Definition:

@@ -13,6 +13,7 @@ from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, checked, fr
 from shardbroker.config.sinks.ids import checked_id, normal_id
 from shardbroker.config.sinks.tables import SINKS_MAX
 from shardbroker.control import ControlError
+from shardbroker.flows.persistence.expansion import all_actions, all_connectors
 from shardbroker.management.action_alarms import ActionState
 from shardbroker.management.definitions import CONFIGURATION, RULES, RUNTIME, Definition, Definitions, Made, now_ms
 from shardbroker.management.rules import stamped
@@ -34,7 +35,8 @@ class SinkKind:
 
     def configured(self, settings: Settings) -> dict[str, Definition]:
         """Returns those of the configuration."""
-        return {id: self._of_model(id, model) for id, model in getattr(settings, self.name).by_id().items()}
+        found = all_connectors(settings) if self.name == CONNECTORS else all_actions(settings)
+        return {id: self._of_model(id, model) for id, model in found.items()}
 
     def _of_model(self, id: str, model: Any) -> Definition:
         type, _, name = id.partition(":")
@@ -245,6 +247,13 @@ class Sinks:
         await self._definitions.need_processes()
         action = one["model"].model_dump(mode="json") if self.kind == ACTIONS else None
         return await self.flows.probe(type, connector["model"].model_dump(mode="json"), action)
+
+    async def create_tables(self, connector: Definition) -> str:
+        """Creates the tables of the preset on a connector; returns why that has failed, or an empty text. Raises ControlError."""
+        if problem := self.problem(connector):
+            return problem
+        await self._definitions.need_processes()
+        return await self.flows.create_tables(connector["type"], connector["model"].model_dump(mode="json"))
 
     async def order(self, id: str, verb: str) -> None:
         """Starts, stops or restarts an action, or all actions of a connector, until they change, or the broker stops. Raises

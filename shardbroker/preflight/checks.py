@@ -18,6 +18,7 @@ from shardbroker.config import Settings
 from shardbroker.config.cluster import own_address
 from shardbroker.config.keys import allowed_at
 from shardbroker.config.listeners import parse_address, unix_path
+from shardbroker.config.persistence import key_of
 from shardbroker.hooks.plugins import PluginError, installed
 from shardbroker.integrations.auth.factory import build_authenticators, build_sources
 from shardbroker.integrations.auth.services import Services, Stores
@@ -121,33 +122,37 @@ def _exhook(settings: Settings) -> Iterator[Finding]:
 
 
 def _rules_of_messages(settings: Settings) -> Iterator[Finding]:
-    if not settings.rules:
+    if not settings.rules and not settings.persistence.used():
         return
     from shardbroker.flows.own_actions import check_actions  # most brokers have no rules
+    from shardbroker.flows.persistence.expansion import all_rules
     from shardbroker.rules.definition import checked_sources
 
-    for id, rule in settings.rules.items():
+    for id, rule in all_rules(settings).items():
         try:
             checked_sources(rule.sql, rule.actions)
             check_actions(id, rule.actions)
         except ValueError as error:
-            yield Finding(f"rules.{id}", f"rules.{id}.{error}")
+            key = key_of(id) or f"rules.{id}"
+            yield Finding(key, f"{key}.{error}")
 
 
 def _sinks(settings: Settings) -> Iterator[Finding]:
     """A connector or an action that cannot work costs the broker nothing else."""
+    from shardbroker.flows.persistence.expansion import all_actions, all_connectors
+
     made: dict[str, tuple[Any, Any]] = {}
-    for id, connector in settings.connectors.by_id().items():
+    for id, connector in all_connectors(settings).items():
         type, _, name = id.partition(":")
-        key = f"connectors.{type}.{name}"
+        key = f"{preset}.connection" if (preset := key_of(id)) else f"connectors.{type}.{name}"
         try:
             driver = import_module(f"shardbroker.flows.drivers.{type}")
             made[id] = driver, driver.connect(connector, key)
         except Exception as error:  # of a driver, or of its library
             yield _of_sink(key, error)
-    for id, action in settings.actions.by_id().items():
+    for id, action in all_actions(settings).items():
         type, _, name = id.partition(":")
-        key, of = f"actions.{type}.{name}", f"{type}:{action.connector}"
+        key, of = key_of(id) or f"actions.{type}.{name}", f"{type}:{action.connector}"
         try:
             if of in made:
                 made[of][0].make(action, made[of][1], id)

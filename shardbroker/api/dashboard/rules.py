@@ -9,6 +9,7 @@ from nicegui import ui
 from shardbroker.api.dashboard.frame import Page, asked, card, number
 from shardbroker.api.dashboard.lists import CursorTable
 from shardbroker.api.dashboard.session import Session
+from shardbroker.config.persistence import key_of
 from shardbroker.config.sinks.ids import checked_id
 from shardbroker.config.sinks.proposals import ROWS
 from shardbroker.control import ControlError
@@ -133,7 +134,8 @@ class _Editor:
         if row["origin"] == "configuration":
             self._save_button.set_enabled(False)
             self._delete_button.set_enabled(False)
-            ui.notify(f"{id} is in the configuration: change it there, and reload", type="info")
+            where = f"of {preset}: change that" if (preset := key_of(id)) else "in the configuration: change it there"
+            ui.notify(f"{id} is {where}, and reload", type="info")
 
     def _show(self, row: dict[str, Any]) -> None:
         self._opened = row["id"]

@@ -12,6 +12,7 @@ from nicegui import ui
 from shardbroker.api.dashboard.frame import Page, asked, card, number
 from shardbroker.api.dashboard.model_form import ModelForm
 from shardbroker.api.dashboard.session import Session
+from shardbroker.config.persistence import key_of
 from shardbroker.config.sinks.ids import checked_id
 from shardbroker.config.sinks.proposals import PROPOSALS
 from shardbroker.config.sinks.types import SINK_TYPES
@@ -146,7 +147,8 @@ class _Sinks:
     def _buttons(self, type: str, row: dict[str, Any]) -> None:
         may_save = self._session.may_change and row["origin"] == "runtime"
         if row["origin"] != "runtime":
-            ui.label("In the configuration: change it there, and reload.").classes("opacity-70 text-sm")
+            where = f"Of {preset}: change that" if (preset := key_of(row["id"])) else "In the configuration: change it there"
+            ui.label(f"{where}, and reload.").classes("opacity-70 text-sm")
         if row["id"]:
             for verb, icon in (("start", "play_arrow"), ("stop", "stop")):
                 button = ui.button(verb.capitalize(), icon=icon, on_click=lambda verb=verb: self._order(verb)).props("flat")

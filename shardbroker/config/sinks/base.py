@@ -8,10 +8,12 @@ from pydantic import Field
 from shardbroker.config.base import LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.units import Allowed, Duration, Size, Whole
 
-__all__ = ["NAME", "ActionSection", "ConnectorSection", "Described", "ResourceOptions"]
+__all__ = ["NAME", "PRESETS", "ActionSection", "ConnectorSection", "Described", "ResourceOptions"]
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 """Names of connectors and actions."""
+PRESETS = "persistence-"
+"""Start of the names of all that the presets `persistence.<db>` make; no rule, connector or action of a user begins with it."""
 LANES_MAX = 1024
 """Most lanes of an action: each has a batch of its own in memory."""
 BATCH_MAX = 100_000

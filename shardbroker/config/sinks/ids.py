@@ -3,10 +3,10 @@
 import re
 from typing import Any
 
-from shardbroker.config.sinks.base import NAME
+from shardbroker.config.sinks.base import NAME, PRESETS
 from shardbroker.config.sinks.types import ALIASES, SINK_TYPES
 
-__all__ = ["SECTIONS", "checked_id", "normal_id", "normal_path", "normal_tree", "normal_type", "types_text"]
+__all__ = ["SECTIONS", "check_own_name", "checked_id", "normal_id", "normal_path", "normal_tree", "normal_type", "types_text"]
 
 SECTIONS = ("connectors", "actions")
 """Sections of the configuration whose second part is a type."""
@@ -21,6 +21,12 @@ def normal_id(id: str) -> str:
     """Returns `type:name` with the type's own name; other text as it is."""
     type, colon, name = id.partition(":")
     return f"{normal_type(type)}:{name}" if colon else id
+
+
+def check_own_name(name: str) -> None:
+    """Raises ValueError for a name of a user that is one of those of presets."""
+    if name.startswith(PRESETS):
+        raise ValueError(f"allowed is a name without {PRESETS} at its start, which the presets persistence.<db> have, not {name!r}")
 
 
 def checked_id(id: object) -> tuple[str, str]:

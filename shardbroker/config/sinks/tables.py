@@ -8,7 +8,7 @@ from pydantic import Field, create_model, field_validator
 
 from shardbroker.config.base import Section
 from shardbroker.config.sinks.base import NAME
-from shardbroker.config.sinks.ids import checked_id
+from shardbroker.config.sinks.ids import check_own_name, checked_id
 from shardbroker.config.sinks.types import SINK_TYPES
 
 __all__ = ["SINKS_MAX", "Actions", "Connectors", "check_actions"]
@@ -32,6 +32,7 @@ class _Tables(Section):
         for name in value:
             if not re.fullmatch(NAME, name):
                 raise ValueError(f"allowed is a name of up to 64 letters, digits, - and _, a letter or digit first, not {name!r}")
+            check_own_name(name)
         if len(value) > SINKS_MAX:
             raise ValueError(f"allowed is up to {SINKS_MAX} of them, not {len(value)}")
         return value

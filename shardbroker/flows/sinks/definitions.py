@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from shardbroker.config.persistence import key_of
 from shardbroker.config.sinks.base import ActionSection, ConnectorSection, ResourceOptions
 from shardbroker.config.sinks.types import ALIASES, SINK_TYPES
 from shardbroker.flows.sinks.limits import Limits
@@ -36,7 +37,7 @@ class ConnectorDefinition:
     @property
     def key(self) -> str:
         """Its key in the configuration."""
-        return f"connectors.{self.type}.{self.id.partition(':')[2]}"
+        return f"{preset}.connection" if (preset := key_of(self.id)) else f"connectors.{self.type}.{self.id.partition(':')[2]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ The process gives orders with `call`; lines for the log, answers and room in a b
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from threading import Thread
@@ -178,11 +178,20 @@ class SinkRunner:
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
 
-    async def probe(self, connector: Any, driver: Any, answer: Callable[[str], bytes]) -> None:
-        """Checks a connector that is used for nothing else. driver: of an action over it, which is checked as well; or None."""
+    async def probe(
+        self,
+        connector: Any,
+        driver: Any,
+        answer: Callable[[str], bytes],
+        work: Callable[[Any], Awaitable[None]] | None = None,
+    ) -> None:
+        """Checks a connector that is used for nothing else. driver: of an action over it, which is checked as well; or None. work:
+        is done with the connector if it can be used."""
         error = ""
         try:
             await (connector if driver is None else driver).probe()
+            if work is not None:
+                await work(connector)
         except Exception as raised:
             error = describe(raised)
         for one in (driver, connector):

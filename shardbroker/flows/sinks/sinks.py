@@ -4,7 +4,7 @@ All is called by the process's own loop. What is written is the work of the runn
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -467,9 +467,16 @@ class Sinks:
         self._runner.call(self._runner.apply, [entry.server], [(made.server, made.definition.fallbacks)], [], [])
         return "", changed
 
-    def probe(self, kind: str, settings: object, action: object, answer: Callable[[str], bytes]) -> None:
+    def probe(
+        self,
+        kind: str,
+        settings: object,
+        action: object,
+        answer: Callable[[str], bytes],
+        work: Callable[[Any], Awaitable[None]] | None = None,
+    ) -> None:
         """Checks the settings of a connector, and of an action unless it is None; `answer` makes the answer, which the runner has
-        then."""
+        then. work: is done with the connector next."""
         if self._runner is None:
             self._runner = SinkRunner(self._wake)
         try:
@@ -481,7 +488,7 @@ class Sinks:
             self._runner.answers.append(answer(_problem(error)))
             return
         runner = self._runner
-        runner.call(lambda: runner.keep(runner.probe(connector, driver, answer)))
+        runner.call(lambda: runner.keep(runner.probe(connector, driver, answer, work)))
 
     @property
     def runner(self) -> SinkRunner | None:

@@ -12,6 +12,7 @@ from shardbroker.management.handlers import (
     listeners,
     messages,
     node,
+    persistence,
     plugins,
     rules,
     sinks,
@@ -23,5 +24,5 @@ from shardbroker.management.handlers import (
 
 __all__ = [
     "access", "accounts", "clients", "cluster", "configuration", "delayed", "exhooks", "journals", "listeners", "messages",
-    "node", "plugins", "rules", "sinks", "snapshots", "streams", "subscriptions", "watching",
+    "node", "persistence", "plugins", "rules", "sinks", "snapshots", "streams", "subscriptions", "watching",
 ]  # fmt: skip

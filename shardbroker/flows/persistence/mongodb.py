@@ -1,0 +1,77 @@
+"""The preset of MongoDB: collections and fields of EMQ X Enterprise.
+
+A row that is older than the stored document, or written again, changes nothing: the filter does not find the document then, and a
+second one with its key is not possible.
+"""
+
+import json
+from importlib.resources import files
+from typing import Any
+
+__all__ = ["create", "parameters"]
+
+CLIENT = {
+    "operation": "upsert",
+    "collection": "mqtt_client",
+    "filter_template": '{"clientid": "${clientid}", "online_at": {"$lte": ${online_at}},'
+    ' "$or": [{"offline_at": null}, {"offline_at": {"$lte": ${at}}}]}',
+    "payload_template": '{"$set": {"state": ${state}, "node": "${node}", "online_at": ${online_at}},'
+    ' "$max": {"offline_at": ${offline_at}}, "$setOnInsert": {"created": ${online_at}}}',
+}
+"""$max leaves the time of the last disconnection as it is when there is none in the row."""
+OFFLINE = {
+    "operation": "update",
+    "collection": "mqtt_client",
+    "filter_template": '{"node": "${node}", "online_at": {"$lt": ${started_at}}, "$or": [{"state": 1}, {"offline_at": null}]}',
+    "payload_template": '{"$set": {"state": 0, "offline_at": ${started_at}}}',
+}
+OF_SUBSCRIPTION = '{"clientid": "${clientid}", "topic": "${topic}"}'
+SUBSCRIPTION = {
+    "operation": "upsert",
+    "collection": "mqtt_sub",
+    "filter_template": OF_SUBSCRIPTION,
+    "payload_template": '{"$set": {"qos": ${qos}, "created": ${created}}}',
+}
+UNSUBSCRIPTION = {"operation": "delete", "collection": "mqtt_sub", "filter_template": OF_SUBSCRIPTION}
+MESSAGE = {
+    "collection": "mqtt_msg",
+    "payload_template": '{"_id": "${id}", "msgid": "${id}", "topic": "${topic}", "sender": "${sender}", "node": "${node}",'
+    ' "qos": ${qos}, "retain": ${retain}, "payload": "${payload}", "arrived": ${arrived}}',
+}
+ACKED_MESSAGE = {"operation": "delete", "collection": "mqtt_msg", "filter_template": '{"_id": "${id}"}'}
+RETAINED = {
+    "operation": "upsert",
+    "collection": "mqtt_retain",
+    "filter_template": '{"topic": "${topic}", "arrived": {"$lte": ${arrived}}}',
+    "payload_template": '{"$set": {"msgid": "${id}", "sender": "${sender}", "node": "${node}", "qos": ${qos},'
+    ' "payload": "${payload}", "arrived": ${arrived}}}',
+}
+REMOVED = {"operation": "delete", "collection": "mqtt_retain", "filter_template": RETAINED["filter_template"]}
+POSITION = {
+    "operation": "upsert",
+    "collection": "mqtt_acked",
+    "filter_template": '{"clientid": "${clientid}", "topic": "${topic}", "mid": {"$lte": "${mid}"}}',
+    "payload_template": '{"$set": {"mid": "${mid}", "created": ${created}}}',
+}
+
+
+def parameters(part: str, section: Any) -> dict[str, Any]:
+    """Returns the parameters of the action of a part."""
+    deletes = {"delete": ACKED_MESSAGE} if section.acked and section.on_acked == "delete" else {}
+    of_parts: dict[str, dict[str, Any]] = {
+        "clients": {**CLIENT, "statements": {"offline": OFFLINE}},
+        "subscriptions": {**SUBSCRIPTION, "statements": {"delete": UNSUBSCRIPTION}},
+        "messages": {**MESSAGE, "statements": deletes},
+        "retained": {**RETAINED, "statements": {"delete": REMOVED}},
+        "acked": POSITION,
+    }
+    return of_parts[part]
+
+
+async def create(connector: Any) -> None:
+    """Creates the indexes that are missing, and with them the collections. Raises errors of the library."""
+    schema = json.loads(files("shardbroker.flows.persistence").joinpath("schemas", "mongodb.json").read_text())
+    async with connector.connection() as database:
+        for collection, indexes in schema.items():
+            for index in indexes:
+                await database[collection].create_index([(name, 1) for name in index["keys"]], unique=index.get("unique", False))

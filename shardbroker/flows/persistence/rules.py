@@ -1,0 +1,62 @@
+"""The rules of presets: what is kept of a message or an event, with the fields that the statements of all databases name.
+
+A row with the field `statement` is written by that statement of its action instead of the main one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["PARTS", "rule_sql"]
+
+CLIENTS = """SELECT clientid, node, connected_at AS online_at, disconnected_at AS offline_at, started_at,
+  CASE WHEN event = 'client.disconnected' THEN disconnected_at ELSE connected_at END AS at,
+  CASE WHEN event = 'client.connected' AND connected_at >= {started_ms} THEN 1 ELSE 0 END AS state,
+  CASE WHEN event = 'sys.broker_started' THEN 'offline' END AS statement
+FROM "$events/client_connected", "$events/client_disconnected", "$events/sys/broker_started\""""
+"""A connection from before the start of the broker is over: it is kept as state 0, however late it is written."""
+SUBSCRIPTIONS = """SELECT clientid, topic, qos, timestamp AS created,
+  CASE WHEN event = 'session.unsubscribed' THEN 'delete' END AS statement
+FROM "$events/session_subscribed", "$events/session_unsubscribed\""""
+MESSAGES = """SELECT id, topic, clientid AS sender, node, qos, CASE WHEN flags.retain = true THEN 1 ELSE 0 END AS retain, payload,
+  timestamp AS arrived{more}
+FROM {filters}{where}"""
+OF_POINTS = ", subbits(hexstr2bin(id), 1, 64) * 1000 + (subbits(hexstr2bin(id), 97, 32) mod 1000) AS at_ns"
+"""An id has the time of its message, Unix us in 64 bits, which all messages of a pass of the worker share, and ends with a number
+in 32 bits: the time of a point is different for up to 1,000 messages of a pass."""
+MORE_FIELDS = {"influxdb": OF_POINTS}
+"""Database -> fields of messages that it needs besides."""
+RETAINED = """SELECT id, topic, clientid AS sender, node, qos, payload, timestamp AS arrived,
+  CASE WHEN payload = '' THEN 'delete' END AS statement
+FROM {filters} WHERE flags.retain = true"""
+POSITIONS = """SELECT clientid, topic, id AS mid, timestamp AS created
+FROM "$events/message_acked" WHERE {matches}"""
+DELETIONS = """SELECT clientid, topic, id, 'delete' AS statement
+FROM "$events/message_acked" WHERE {matches}"""
+PARTS = {
+    "clients": "State of clients",
+    "subscriptions": "Subscriptions of clients",
+    "messages": "Messages",
+    "retained": "Retained messages",
+    "acked": "Acknowledged deliveries",
+}
+"""Part -> what it keeps, for people."""
+
+
+def rule_sql(database: str, part: str, section: Any, started_ms: int) -> str:
+    """Returns the SQL of the rule of a part. started_ms: of the broker, Unix ms."""
+    if part == "clients":
+        return CLIENTS.format(started_ms=started_ms)
+    if part == "subscriptions":
+        return SUBSCRIPTIONS
+    if part == "messages":
+        where, more = "" if section.store_qos0 else " WHERE qos > 0", MORE_FIELDS.get(database, "")
+        return MESSAGES.format(filters=_named(section.messages), where=where, more=more)
+    if part == "retained":
+        return RETAINED.format(filters=_named(section.retained))
+    matches = " OR ".join(f"topic =~ '{one}'" for one in section.acked)
+    return (DELETIONS if section.on_acked == "delete" else POSITIONS).format(matches=matches)
+
+
+def _named(filters: Sequence[str]) -> str:
+    """Returns topic filters behind FROM; the configuration has refused those with quotes."""
+    return ", ".join(f'"{one}"' for one in filters)
