@@ -91,6 +91,7 @@ DATABASES = {
     "influxdb": Database("InfluxDB", KeptMessages),
     "mongodb": Database("MongoDB", Kept),
     "mysql": Database("MySQL", Kept),
+    "opents": Database("OpenTSDB", KeptMessages),
     "pgsql": Database("PostgreSQL", Kept),
     "redis": Database("Redis", KeptInRedis),
     "timescale": Database("TimescaleDB", KeptMessages),

@@ -68,6 +68,8 @@ def _shown(field: FieldInfo, value: Any) -> Any:
     if isinstance(value, BaseModel):
         return shown(value)
     found = plain(field, value)
+    if isinstance(found, dict):
+        return {name: shown(one) if isinstance(one, BaseModel) else one for name, one in found.items()}
     return [shown(one) if isinstance(one, BaseModel) else one for one in found] if isinstance(found, list) else found
 
 

@@ -73,6 +73,13 @@ def test_what_is_wrong_is_named_without_secrets(tmp_path: Path, text: str, error
     assert "s3cret" not in str(refused.value)
 
 
+def test_tables_of_tables_are_shown_as_json() -> None:
+    statement = {"operation": "delete", "filter_template": "{}"}
+    found = checked(ACTIONS, "mongodb", {"connector": "a", "parameters": {"statements": {"delete": statement}}})
+    shown_one = json.loads(json.dumps(shown(found)))["parameters"]["statements"]["delete"]
+    assert shown_one == {**statement, "collection": "mqtt", "payload_template": ""}
+
+
 def test_a_secret_is_not_set_on_a_command_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"connectors\.http\.main\.headers\.a: must be in a file or the environment"):
         loaded(tmp_path, FILE, {}, "connectors.webhook.main.headers.a=x")

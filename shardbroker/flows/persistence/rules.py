@@ -23,8 +23,13 @@ FROM {filters}{where}"""
 OF_POINTS = ", subbits(hexstr2bin(id), 1, 64) * 1000 + (subbits(hexstr2bin(id), 97, 32) mod 1000) AS at_ns"
 """An id has the time of its message, Unix us in 64 bits, which all messages of a pass of the worker share, and ends with a number
 in 32 bits: the time of a point is different for up to 1,000 messages of a pass."""
-MORE_FIELDS = {"influxdb": OF_POINTS}
+TAGS = """, regex_replace(topic, '[^-_./a-zA-Z0-9]', '_') AS tag_topic,
+  CASE WHEN is_not_null(clientid) THEN regex_replace(clientid, '[^-_./a-zA-Z0-9]', '_') END AS tag_sender"""
+MORE_FIELDS = {"influxdb": OF_POINTS, "opents": TAGS}
 """Database -> fields of messages that it needs besides."""
+IS_NUMBER = "regex_match(payload, '^[-+]?[0-9]{1,30}([.][0-9]{1,30})?([eE][-+]?[0-9]{1,3})?$')"
+CONDITIONS = {"opents": IS_NUMBER}
+"""Database -> which messages it can keep."""
 RETAINED = """SELECT id, topic, clientid AS sender, node, qos, payload, timestamp AS arrived,
   CASE WHEN payload = '' THEN 'delete' END AS statement
 FROM {filters} WHERE flags.retain = true"""
@@ -49,8 +54,9 @@ def rule_sql(database: str, part: str, section: Any, started_ms: int) -> str:
     if part == "subscriptions":
         return SUBSCRIPTIONS
     if part == "messages":
-        where, more = "" if section.store_qos0 else " WHERE qos > 0", MORE_FIELDS.get(database, "")
-        return MESSAGES.format(filters=_named(section.messages), where=where, more=more)
+        conditions = [*([] if section.store_qos0 else ["qos > 0"]), *([CONDITIONS[database]] if database in CONDITIONS else [])]
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return MESSAGES.format(filters=_named(section.messages), where=where, more=MORE_FIELDS.get(database, ""))
     if part == "retained":
         return RETAINED.format(filters=_named(section.retained))
     matches = " OR ".join(f"topic =~ '{one}'" for one in section.acked)

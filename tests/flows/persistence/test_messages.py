@@ -24,6 +24,19 @@ class Timescale(Database):
         return [found | {"payload": bytes.fromhex(found["payload"][2:])} for found in map(json.loads, lines)]
 
 
+class Opents:
+    """A stand-in: the listener of InfluxDB for OpenTSDB's protocol."""
+
+    kind = "opents"
+
+    def __init__(self, server: InfluxServer) -> None:
+        self.server = server
+        self.settings = {"server": f"127.0.0.1:{server.opentsdb_port}", "timeout": "5s"}
+
+    def rows(self, part: str) -> Rows:
+        return influx(self.server.port, "SELECT * FROM mqtt_msg", database="opentsdb", login="")
+
+
 class Influxdb:
     kind = "influxdb"
 
@@ -55,6 +68,17 @@ def test_timescaledb() -> None:
         store = Timescale(server)
         with running(store, messages=["in/#"]) as broker:
             messages(broker, store, BYTES, b"{}", b"1")
+
+
+def test_opentsdb_has_payloads_that_are_numbers() -> None:
+    with influxdb_server() as server:
+        store = Opents(server)
+        with running(store, messages=["in/#"]) as broker, on(broker, 0, "p q") as client:
+            for topic, payload in (("in/a b", b"1.5"), ("in/b", b"{}"), ("in/b", b""), ("in/c", b"-2e3")):
+                client.publish(topic, payload, 1)
+            sender = client.client_id.replace(" ", "_")
+            keeps(broker, store, "messages", {"topic": "in/a_b", "value": 1.5, "sender": sender}, {"topic": "in/c", "value": -2000})
+            assert not broker.action("opents:persistence-opents-messages").get("failed")
 
 
 def test_influxdb() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from shardbroker.config.persistence import DATABASES, Kept
 from shardbroker.control import Control, ControlError
-from tests.flows.persistence.scenario import on
+from tests.flows.persistence.scenario import EVERYTHING, on
 from tests.flows.sinks.broker import SinksBroker
 from tests.harness import until
 from tests.servers.postgresql import postgresql
@@ -91,6 +92,23 @@ def test_a_reload_adds_and_removes_parts(broker: SinksBroker) -> None:
         call(broker, "persistence create")
     broker.change(persistence__pgsql=before)
     assert len(call(broker, "persistence show")["data"]) == 2
+
+
+def test_everything_of_all_databases_is_listed() -> None:
+    sections = {}
+    for name, row in DATABASES.items():
+        parts = EVERYTHING if issubclass(row.part, Kept) else {"messages": ["#"]}
+        sections[f"persistence.{name}"] = {**parts, "connection": {"server": "127.0.0.1:1", "timeout": "1s"}}
+    with (
+        tempfile.TemporaryDirectory(prefix="shardbroker-test-") as place,
+        SinksBroker(2, Path(place) / "data", sections) as broker,
+    ):
+        rows = call(broker, "persistence show")["data"]
+        assert {row["database"] for row in rows} == {*DATABASES}
+        rules, actions = ({row["id"]: row for row in call(broker, f"{kind} list")["data"]} for kind in ("rules", "actions"))
+        assert {row["rule"] for row in rows} == {*rules} and {row["action"] for row in rows} == {*actions}
+        assert not any(row["problem"] for row in rules.values())
+        assert {row["connector"] for row in rows} == {row["id"] for row in call(broker, "connectors list")["data"]}
 
 
 def test_a_server_without_tables_or_rights_is_named_and_rows_wait() -> None:
