@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from shardbroker.config.flows import Rule
-from shardbroker.config.keys import allowed_text, dotted, plain, toml
+from shardbroker.config.keys import allowed_text, dotted, plain, section_of, toml
 from shardbroker.config.listeners import Certificate, Listener, Tls
 from shardbroker.config.live import is_live
 from shardbroker.config.settings import Settings
@@ -73,13 +73,23 @@ def _shown(field: FieldInfo, value: Any) -> Any:
     return [shown(one) if isinstance(one, BaseModel) else one for one in found] if isinstance(found, list) else found
 
 
+def _with_entries(model: BaseModel) -> BaseModel:
+    """Returns a section with an entry `<name>` in each of its tables of sections."""
+    found: dict[str, Any] = {}
+    for name, field in type(model).model_fields.items():
+        inner, value = section_of(field), getattr(model, name)
+        if inner is not None:
+            found[name] = _with_entries(value) if isinstance(value, BaseModel) else {"<name>": inner()}
+    return model.model_copy(update=found)
+
+
 def reference() -> str:
     """Returns docs/configuration.md."""
     lines = [_INTRODUCTION.rstrip("\n")]
     tls = Tls().model_copy(update={"sni": {"<name>": Certificate()}})
     listeners = {"default": Listener().model_copy(update={"tls": tls})}
     connectors = Connectors.model_construct(**{type: {"<name>": row.connector()} for type, row in SINK_TYPES.items()})
-    actions = Actions.model_construct(**{type: {"<name>": row.action()} for type, row in SINK_TYPES.items()})
+    actions = Actions.model_construct(**{type: {"<name>": _with_entries(row.action())} for type, row in SINK_TYPES.items()})
     named = {"listeners": listeners, "rules": {"<name>": Rule()}, "streams": {"<name>": Stream()}}
     for section, model in sections(Settings().model_copy(update={**named, "connectors": connectors, "actions": actions})):
         if not any(leaves(model)):
