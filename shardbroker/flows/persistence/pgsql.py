@@ -6,7 +6,7 @@ connection first: the end of a connection that another one has replaced is not t
 
 from typing import Any
 
-from shardbroker.flows.persistence.sql import schema_of, sql_parameters
+from shardbroker.flows.persistence.sql import Statements, schema_of
 
 __all__ = ["create", "parameters"]
 
@@ -35,16 +35,12 @@ POSITION = """INSERT INTO mqtt_acked (clientid, topic, mid, created) VALUES (${c
 ON CONFLICT (clientid, topic) DO UPDATE SET mid = EXCLUDED.mid, created = EXCLUDED.created WHERE EXCLUDED.mid >= mqtt_acked.mid"""
 
 
+STATEMENTS = Statements(CLIENT, OFFLINE, SUBSCRIPTION, UNSUBSCRIPTION, MESSAGE, ACKED_MESSAGE, RETAINED, REMOVED, POSITION)
+
+
 def parameters(part: str, section: Any) -> dict[str, Any]:
     """Returns the parameters of the action of a part."""
-    deletes = {"delete": ACKED_MESSAGE} if section.acked and section.on_acked == "delete" else {}
-    return {
-        "clients": sql_parameters(CLIENT, offline=OFFLINE),
-        "subscriptions": sql_parameters(SUBSCRIPTION, delete=UNSUBSCRIPTION),
-        "messages": sql_parameters(MESSAGE, **deletes),
-        "retained": sql_parameters(RETAINED, delete=REMOVED),
-        "acked": sql_parameters(POSITION),
-    }[part]
+    return STATEMENTS.parameters(part, section)
 
 
 async def create(connector: Any) -> None:

@@ -11,7 +11,7 @@ from shardbroker.control import Control
 from tests.flows.sinks.broker import SinksBroker
 from tests.harness import Client, client_id_on, until
 
-__all__ = ["Store", "caught_up", "keeps", "on", "running", "write_again"]
+__all__ = ["SCENARIOS", "Store", "caught_up", "check", "keeps", "on", "running", "write_again"]
 
 WORKERS = 2
 NODE = "shardbroker@127.0.0.1"
@@ -36,7 +36,7 @@ class Store(Protocol):
 @contextmanager
 def running(store: Store, **section: Any) -> Iterator[SinksBroker]:
     """A broker with the preset of a database, whose tables exist then."""
-    named = {f"persistence.{store.kind}": {"connection": dict(store.settings), **(section or EVERYTHING)}}
+    named = {f"persistence.{store.kind}": {"connection": dict(store.settings), **section}}
     with (
         tempfile.TemporaryDirectory(prefix="shardbroker-test-") as place,
         SinksBroker(WORKERS, Path(place) / "data", named) as broker,
@@ -244,13 +244,26 @@ def messages_of_qos_0(broker: SinksBroker, store: Store) -> None:
         keeps(broker, store, "messages", {"payload": b"0", "qos": 0}, {"payload": b"1", "qos": 1})
 
 
+OF_MESSAGES = {"messages": ["in/#"]}
 SCENARIOS = {
-    "clients online and offline": clients_online_and_offline,
-    "clients of a killed broker": clients_of_a_killed_broker,
-    "subscriptions": subscriptions,
-    "messages": messages,
-    "retained": retained,
-    "acknowledged": acknowledged,
-    "repeats change nothing": repeats_change_nothing,
+    "clients online and offline": (EVERYTHING, clients_online_and_offline),
+    "clients of a killed broker": (EVERYTHING, clients_of_a_killed_broker),
+    "subscriptions": (EVERYTHING, subscriptions),
+    "messages": (EVERYTHING, messages),
+    "messages of QoS 0": ({**OF_MESSAGES, "store_qos0": True}, messages_of_qos_0),
+    "retained": (EVERYTHING, retained),
+    "acknowledged": (EVERYTHING, acknowledged),
+    "acknowledged messages are removed": (
+        {**OF_MESSAGES, "acked": ["in/#"], "on_acked": "delete"},
+        acknowledged_messages_are_removed,
+    ),
+    "repeats change nothing": (EVERYTHING, repeats_change_nothing),
 }
-"""For a broker with EVERYTHING."""
+"""Name -> section, and what is kept then."""
+
+
+def check(store: Store, name: str) -> None:
+    """Runs a scenario."""
+    section, scenario = SCENARIOS[name]
+    with running(store, **section) as broker:
+        scenario(broker, store)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.persistence import scenario
-from tests.flows.persistence.scenario import Rows, running
+from tests.flows.persistence.scenario import SCENARIOS, Rows, check
 from tests.servers.postgresql import Postgresql, postgresql
 
 pytestmark = pytest.mark.own_broker
@@ -49,17 +48,6 @@ def store(server: Postgresql) -> Iterator[Database]:
     server.psql(f"DROP TABLE IF EXISTS {', '.join(TABLES.values())}")
 
 
-@pytest.mark.parametrize("name", scenario.SCENARIOS)
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_each_part_is_kept(store: Database, name: str) -> None:
-    with running(store) as broker:
-        scenario.SCENARIOS[name](broker, store)
-
-
-def test_acknowledged_messages_are_removed(store: Database) -> None:
-    with running(store, messages=["in/#"], acked=["in/#"], on_acked="delete") as broker:
-        scenario.acknowledged_messages_are_removed(broker, store)
-
-
-def test_messages_of_qos_0_are_kept_if_they_are_to_be(store: Database) -> None:
-    with running(store, messages=["in/#"], store_qos0=True) as broker:
-        scenario.messages_of_qos_0(broker, store)
+    check(store, name)

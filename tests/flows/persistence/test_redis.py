@@ -9,8 +9,7 @@ from typing import IO
 
 import pytest
 
-from tests.flows.persistence import scenario
-from tests.flows.persistence.scenario import Rows, on, running
+from tests.flows.persistence.scenario import NODE, SCENARIOS, Rows, check, on, running
 from tests.harness import until
 from tests.servers.redis import PASSWORD, cli, redis
 
@@ -76,7 +75,7 @@ class Database:
                 row = {"msgid": found["id"], "topic": found["topic"], "sender": found["from"], "qos": int(found["qos"])}
                 raw = found["payload"].encode(errors="surrogateescape")
                 row |= {"retain": int(found["retain"]), "payload": raw, "arrived": int(found["ts"])}
-                rows.append(row | {"node": scenario.NODE})
+                rows.append(row | {"node": NODE})
         return rows
 
 
@@ -92,26 +91,18 @@ def store(port: int) -> Iterator[Database]:
     cli(port, "FLUSHALL")
 
 
-@pytest.mark.parametrize("name", scenario.SCENARIOS)
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_each_part_is_kept(store: Database, name: str) -> None:
-    with running(store) as broker:
-        scenario.SCENARIOS[name](broker, store)
-
-
-def test_acknowledged_messages_are_removed(store: Database) -> None:
-    with running(store, messages=["in/#"], acked=["in/#"], on_acked="delete") as broker:
-        scenario.acknowledged_messages_are_removed(broker, store)
-        assert store.cli("ZRANGE", "mqtt:msg:in/y", "0", "-1") == []
-
-
-def test_messages_of_qos_0_are_kept_if_they_are_to_be(store: Database) -> None:
-    with running(store, messages=["in/#"], store_qos0=True) as broker:
-        scenario.messages_of_qos_0(broker, store)
+    check(store, name)
 
 
 def test_subscribing_and_unsubscribing_is_published_to_mqtt_channel(store: Database) -> None:
     command = ["redis-cli", "-p", str(store.port), "-a", PASSWORD, "--no-auth-warning", "SUBSCRIBE", "mqtt_channel"]
-    with running(store) as broker, tempfile.TemporaryFile("w+") as seen, subprocess.Popen(command, stdout=seen) as watching:
+    with (
+        running(store, subscriptions=True) as broker,
+        tempfile.TemporaryFile("w+") as seen,
+        subprocess.Popen(command, stdout=seen) as watching,
+    ):
         try:
             until(lambda: "1" in str(store.cli("PUBSUB", "NUMSUB", "mqtt_channel")))
             with on(broker, 0, "s") as client:
