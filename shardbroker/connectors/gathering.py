@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from shardbroker.connectors.connector import Connector
+from shardbroker.connectors.connector import Connector, retry_delay_s
 
 __all__ = ["Gathering", "NotTogetherError"]
 
@@ -17,7 +17,10 @@ GATHER_S = 0.001
 SLOW_S = 0.25
 """Longest wait for the answer to several requests; then each is made alone, and waits for itself only."""
 PAUSE_S = 1.0
-"""Time after a failure of several in which each request is made alone: a client whose values make requests fail costs little."""
+"""Time after a failure of several in which each request is made alone: a client whose values make requests fail costs little.
+
+Failures in a row lengthen it, as `retry_delay_s`: a server that always needs longer than SLOW_S is rarely tried with several.
+"""
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -71,6 +74,8 @@ class Gathering(Generic[Request, Answer]):
         self._next: asyncio.Handle | None = None
         self._were_several = False
         self._alone_until = 0.0
+        self._failures = 0
+        """Of several, in a row."""
 
     async def answer(self, request: Request) -> Answer:
         """Returns the answer to a request. Raises what the request raises, or TimeoutError."""
@@ -132,11 +137,15 @@ class Gathering(Generic[Request, Answer]):
             self._alone.extend(entries)
         except Exception as error:
             if len(entries) > 1:
-                self._alone_until = max(self._alone_until, asyncio.get_running_loop().time() + PAUSE_S)
+                self._failures += 1
+                pause_s = max(PAUSE_S, retry_delay_s(self._failures))
+                self._alone_until = max(self._alone_until, asyncio.get_running_loop().time() + pause_s)
                 self._alone.extend(entries)
             elif not entries[0].answer.done():
                 entries[0].answer.set_exception(error)
         else:
+            if len(entries) > 1:
+                self._failures = 0
             for entry, answer in zip(entries, answers, strict=True):
                 if not entry.answer.done():
                     entry.answer.set_result(answer)

@@ -117,6 +117,25 @@ def test_a_failure_reaches_only_the_request_that_causes_it() -> None:
     asyncio.run(run())
 
 
+def test_failures_in_a_row_are_followed_by_longer_pauses() -> None:
+    async def run() -> None:
+        requests = Requests()
+        requests.wrong = 2
+        pauses = []
+        for _ in range(12):
+            requests.gathering._alone_until = 0.0
+            await requests.all(1, 2)
+            pauses.append(requests.gathering._alone_until - asyncio.get_running_loop().time())
+        assert pauses[0] <= 1 and pauses[-1] > 5
+        requests.gathering._alone_until = 0.0
+        assert await requests.all(3, 4) == [-3, -4]
+        requests.gathering._alone_until = 0.0
+        await requests.all(1, 2)
+        assert requests.gathering._alone_until - asyncio.get_running_loop().time() <= 1
+
+    asyncio.run(run())
+
+
 def test_those_with_one_that_gets_no_answer_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "SLOW_S", 0.01)
 
