@@ -16,6 +16,7 @@ from shardbroker.flows.feed import JournalFeed
 from shardbroker.flows.lanes import Lanes, Stopped
 from shardbroker.flows.own_actions import own_actions
 from shardbroker.flows.persistence.expansion import create_tables
+from shardbroker.flows.priority import give_way
 from shardbroker.flows.progress import Key, Progress
 from shardbroker.flows.replays import Replays
 from shardbroker.flows.rule import LoadedRule
@@ -52,6 +53,7 @@ TICK_S = 1.0
 
 def run(topology: Topology, number: int) -> None:
     """Serves until SIGTERM."""
+    give_way()
     service = _Service(topology, number)
     try:
         service.serve()

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 __all__ = ["give_way"]
 
-NICE = 5
-"""A third of a worker's share while both want the whole core, and all of it otherwise."""
+NICE = 10
+"""A tenth of a worker's share while both want the whole core, and all of it otherwise."""
 SLICE_NS = 20_000_000
 """A worker that wakes takes the core from a process with longer slices than its own (1 to 3 ms), as of Linux 6.12."""
 CALL_NUMBERS = {"x86_64": 314, "aarch64": 274, "riscv64": 274}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shardbroker.flows.priority import NICE
 from tests.flows.broker import REPUBLISH, RulesBroker, rule
 from tests.harness import Client, Publish, client_id_on, until
 
@@ -25,6 +26,16 @@ def data_dir() -> Iterator[Path]:
 
 def publishers(broker: RulesBroker) -> list[Client]:
     return [Client(broker.address, 5, client_id_on(worker, broker.workers, f"p{worker}x")) for worker in range(broker.workers)]
+
+
+def test_flows_gives_way_to_workers(data_dir: Path) -> None:
+    """So do its threads."""
+    with RulesBroker(1, data_dir) as broker:
+        broker.define(rule("hot", SQL, REPUBLISH))
+        (flows,), (worker,) = broker.child_pids("flows-0"), broker.child_pids("worker-0")
+        assert os.getpriority(os.PRIO_PROCESS, flows) == min(os.getpriority(os.PRIO_PROCESS, worker) + NICE, 19)
+        threads = [int(one) for one in os.listdir(f"/proc/{flows}/task")]
+        assert {os.getpriority(os.PRIO_PROCESS, one) for one in threads} == {os.getpriority(os.PRIO_PROCESS, flows)}
 
 
 def test_messages_are_republished_and_counted(data_dir: Path) -> None:
