@@ -16,7 +16,12 @@ from typing import Any, NamedTuple
 import pymongo
 
 from tests.flows.sinks.service import Service
+from tests.servers.cassandra import ACCOUNT as CASSANDRA_ACCOUNT
+from tests.servers.cassandra import cassandra
 from tests.servers.disk import small_disk
+from tests.servers.dynamodb import ACCOUNT as DYNAMO_ACCOUNT
+from tests.servers.dynamodb import dynamodb_server, scanned
+from tests.servers.dynamodb import own_client as dynamo_client
 from tests.servers.influxdb import PASSWORD as INFLUX_PASSWORD
 from tests.servers.influxdb import InfluxServer, influx, influxdb_server
 from tests.servers.mongodb import mongodb_server
@@ -24,6 +29,9 @@ from tests.servers.mysql import mariadb
 from tests.servers.postgresql import postgresql
 from tests.servers.redis import PASSWORD as REDIS_PASSWORD
 from tests.servers.redis import cli, redis_server
+from tests.servers.s3 import ACCOUNT as S3_ACCOUNT
+from tests.servers.s3 import BUCKET, objects, s3_server
+from tests.servers.s3 import own_client as s3_client
 
 __all__ = ["KINDS", "ROWS", "TYPED", "TYPED_PAYLOAD", "Kind", "Rows", "Sink"]
 
@@ -69,6 +77,8 @@ class Sink:
     last: Callable[[], dict[int, int]] | None = None
     """Returns the number that each publisher's row had that was written last, where rows have no order."""
     keyed: bool = True
+    rewinds: bool = True
+    """False: an order to rewind is refused."""
     once: dict[str, Any] | None = None
     """Parameters without a key, for types with `exactly_once`."""
     prepare: Callable[[], object] = lambda: None
@@ -257,6 +267,117 @@ def _mongodb(where: Path) -> Iterator[Sink]:
         )
 
 
+# --- Cassandra, DynamoDB, S3 ------------------------------------------------------------------------------------------------------
+
+CASSANDRA = (
+    "CREATE TABLE mqtt.r (w int, n int, id text, PRIMARY KEY (w, n))",
+    "CREATE TABLE mqtt.typed (d text PRIMARY KEY, i bigint, f double, t text, b blob, gone int)",
+    "CREATE TABLE mqtt.measured (client text, id text, payload text, PRIMARY KEY (client, id))",
+)
+
+
+@contextmanager
+def _cassandra(where: Path) -> Iterator[Sink]:
+    with cassandra(*CASSANDRA) as node:
+        login = {"username": CASSANDRA_ACCOUNT, "password": CASSANDRA_ACCOUNT, "timeout": "1s"}
+        connector = {"servers": f"127.0.0.1:{node.port}", "keyspace": "mqtt", **login}
+
+        def select(cql: str) -> list[Any]:
+            with node.session() as session:
+                return list(session.execute(cql))
+
+        def read() -> Rows:
+            """Rows of one batch have one time."""
+            rows = select("SELECT w, n, WRITETIME(id) AS at FROM r")
+            return [(one.w, one.n) for one in sorted(rows, key=lambda one: (one.at, one.n))]
+
+        typed = "INSERT INTO typed (d, i, f, t, b, gone) VALUES (${d}, ${i}, ${f}, ${t}, ${b}, ${gone})"
+        yield Sink(
+            connector=connector,
+            refused={**connector, "password": "wrong"},
+            reason="the server rejects username or password",
+            parameters={"cql": "INSERT INTO r (w, n, id) VALUES (${w}, ${n}, ${id})", "undefined_vars_as_null": True},
+            read=read,
+            typed={"cql": typed, "undefined_vars_as_null": True},
+            stored=lambda: tuple(*select("SELECT i, f, t, b, gone FROM typed")),
+            shown=(INTEGER, FLOAT, TEXT, b"\x00\xff", None),
+            measured={"cql": "INSERT INTO measured (client, id, payload) VALUES (${clientid}, ${id}, ${payload})"},
+            server=node,
+        )
+
+
+@contextmanager
+def _dynamo(where: Path) -> Iterator[Sink]:
+    """In memory: with files each item is a sync. Items have no order; the last one of a key wins (test_dynamo.py)."""
+    with dynamodb_server() as server:
+        client = dynamo_client(server.port)
+
+        def prepare() -> None:
+            for table, keys in (("rows", {"w": "N", "n": "N"}), ("typed", {"d": "S"}), ("measured", {"id": "S"})):
+                client.create_table(
+                    TableName=table,
+                    AttributeDefinitions=[{"AttributeName": name, "AttributeType": kind} for name, kind in keys.items()],
+                    KeySchema=[
+                        {"AttributeName": name, "KeyType": key} for name, key in zip(keys, ("HASH", "RANGE"), strict=False)
+                    ],
+                    BillingMode="PAY_PER_REQUEST",
+                )
+
+        def read() -> Rows:
+            return sorted((int(one["w"]["N"]), int(one["n"]["N"])) for one in scanned(client, "rows"))
+
+        prepare()
+        connector = {"url": f"http://127.0.0.1:{server.port}", "region": "eu-central-1", "timeout": "1s", **DYNAMO_ACCOUNT}
+        yield Sink(
+            connector=connector,
+            refused={**connector, "aws_access_key_id": "a-b!"},
+            reason="the server rejects aws_access_key_id or aws_secret_access_key",
+            parameters={"table": "rows", "template": '{"w": ${w}, "n": ${n}}'},
+            read=read,
+            typed={"table": "typed", "undefined_vars_as_null": True},
+            stored=lambda: {name: value for name, value in scanned(client, "typed")[0].items() if name not in ("timestamp", "d")},
+            shown={
+                "i": {"N": str(INTEGER)}, "f": {"N": str(FLOAT)}, "t": {"S": TEXT}, "b": {"B": b"\x00\xff"}, "gone": {"NULL": True},
+            },
+            measured={"table": "measured"},
+            server=server,
+            prepare=prepare,
+            forgets=True,
+        )  # fmt: skip
+
+
+@contextmanager
+def _s3(where: Path) -> Iterator[Sink]:
+    """moto_server in memory, a stand-in that accepts any account."""
+    with s3_server() as server:
+        client = s3_client(server.port)
+
+        def lines(key: str) -> list[Any]:
+            return [json.loads(line) for name, one in objects(client).items() if name.startswith(key) for line in one.splitlines()]
+
+        def aggregated(key: str) -> dict[str, Any]:
+            return {"bucket": BUCKET, "key": key, "mode": "aggregated", "aggregation": {"time_interval": "200ms"}}
+
+        def stored() -> Any:
+            return {name: value for name, value in lines("typed")[0].items() if name in (*"iftb", "gone")}
+
+        connector = {"host": "127.0.0.1", "port": server.port, "tls": False, "timeout": "1s", **S3_ACCOUNT}
+        yield Sink(
+            connector=connector,
+            refused={**connector, "port": 1},
+            reason="connection refused",
+            parameters=aggregated("rows/${action}"),
+            read=lambda: [(one["w"], one["n"]) for one in lines("rows")],
+            typed=aggregated("typed"),
+            stored=stored,
+            shown={"i": INTEGER, "f": FLOAT, "t": TEXT, "b": {"$bytes": "AP8="}, "gone": "undefined"},
+            measured=aggregated("measured"),
+            server=server,
+            forgets=True,
+            rewinds=False,
+        )
+
+
 # --- time series ------------------------------------------------------------------------------------------------------------------
 
 
@@ -390,7 +511,9 @@ def _disk_log(where: Path) -> Iterator[Sink]:
 
 
 KINDS = {
+    "cassandra": Kind(_cassandra, {"w": None}),
     "disk_log": Kind(_disk_log, None),
+    "dynamo": Kind(_dynamo, {"w": "text"}),
     "http": Kind(_http, {"x": "poison"}),
     "influxdb": Kind(_influxdb, {"x": "text"}),
     "mongodb": Kind(_mongodb, {"n": 3}),
@@ -398,6 +521,7 @@ KINDS = {
     "opents": Kind(_opents, {"x": "no tag"}),
     "pgsql": Kind(_pgsql, {"x": 13}),
     "redis": Kind(_redis, {"x": "poison"}),
+    "s3": Kind(_s3, None),
     "timescale": Kind(_timescale, {"x": 13}),
 }
 """The types by name. Poison rows are rejected by the server, but for `opents`, where the driver rejects what OpenTSDB would."""
