@@ -88,6 +88,7 @@ class Database(NamedTuple):
 
 
 DATABASES = {
+    "cassandra": Database("Cassandra", Kept),
     "influxdb": Database("InfluxDB", KeptMessages),
     "mongodb": Database("MongoDB", Kept),
     "mysql": Database("MySQL", Kept),

@@ -102,6 +102,10 @@ class Cassandra(Connector[Session]):
         """Has a statement prepared, in a thread. Raises errors of the library."""
         return session.prepare(cql, keyspace=self.settings.keyspace if _has_keyspaces(session) else None)
 
+    def run(self, session: Session, cql: str) -> None:
+        """Executes a statement without parameters, in a thread. Raises errors of the library."""
+        session.execute(SimpleStatement(cql, keyspace=self.settings.keyspace if _has_keyspaces(session) else None))
+
     @asynccontextmanager
     async def _lend(self) -> AsyncIterator[Session]:
         session = await self._opened()

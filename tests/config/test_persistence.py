@@ -15,6 +15,8 @@ from shardbroker.rules.definition import checked_sources
 from tests.config.test_sinks import loaded
 
 FILTERS = "allowed is a list of topic filters without quotes and backslashes"
+CONNECTIONS = {"cassandra": "servers = ['localhost:1']"}
+"""Of databases that have other keys than `server`."""
 FILE = """
 [persistence.pgsql]
 clients = true
@@ -47,8 +49,9 @@ def test_each_rule_of_each_database_is_valid(tmp_path: Path, name: str) -> None:
     everything = (
         "clients = true\nsubscriptions = true\nretained = ['#']\nacked = ['#', 'b/+']\n" if "retained" in fields(name) else ""
     )
+    connection = CONNECTIONS.get(name, "server = 'localhost:1'")
     settings = loaded(
-        tmp_path, f"[persistence.{name}]\nmessages = ['#']\n{everything}connection = {{server = 'localhost:1'}}"
+        tmp_path, f"[persistence.{name}]\nmessages = ['#']\n{everything}connection = {{{connection}}}"
     ).settings
     assert not [one for one in look(settings) if one.key.startswith("persistence")]
     for id, rule in all_rules(settings).items():

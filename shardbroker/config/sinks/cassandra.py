@@ -10,18 +10,32 @@ from shardbroker.config.sinks.base import ActionSection, ConnectorSection
 from shardbroker.config.sinks.sql import SQL_MAX
 from shardbroker.config.units import Allowed
 
-__all__ = ["CassandraAction", "CassandraConnector", "CassandraParameters"]
+__all__ = ["CassandraAction", "CassandraConnector", "CassandraParameters", "CassandraStatement"]
 
 
 class CassandraConnector(ConnectorSection, CassandraConnection):
     """Cassandra: the nodes of one data center."""
 
 
-class CassandraParameters(Section):
-    """The statement of a row, and how a batch of them is written."""
+class CassandraStatement(Section):
+    """What is done with a row."""
 
     cql: Annotated[str, Allowed("a statement such as INSERT INTO t (topic, payload) VALUES (${topic}, ${payload})")] = Field(
         "", max_length=SQL_MAX, description="Statement for each row; placeholders are its parameters, written without quotes."
+    )
+    select: Annotated[str, Allowed("a query such as SELECT client_id FROM client WHERE node = ${node}, or nothing")] = Field(
+        "",
+        max_length=SQL_MAX,
+        description="Query whose rows complete the row: `cql` is executed for each of them, and has their columns as placeholders; "
+        "empty: once.",
+    )
+
+
+class CassandraParameters(CassandraStatement):
+    """The statement of a row, and how a batch of them is written."""
+
+    statements: Annotated[dict[str, CassandraStatement], Allowed("tables of cql and select by name")] = Field(
+        {}, max_length=16, description="Others by name: a row whose field `statement` is such a name is written by it, in order."
     )
     undefined_vars_as_null: bool = Field(
         False, description="Whether a missing field is written as NULL; else as the text `undefined`, where the column takes one."

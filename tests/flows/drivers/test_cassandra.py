@@ -270,6 +270,72 @@ def test_conditions_hold_in_the_order_of_rows(server: CassandraServer, session: 
     assert {(one.k, one.v) for one in session.execute("SELECT * FROM t")} == {(0, 20), (1, 20)}
 
 
+TIMED = "INSERT INTO t (k, v, w) VALUES (${k}, ${v}, ${w}) USING TIMESTAMP ${at}"
+
+
+def test_of_rows_of_one_key_and_one_time_the_last_one_stays_as_a_whole(server: CassandraServer, session: Any) -> None:
+    async def scenario() -> Any:
+        one = await opened(driver(over, TIMED))
+        for batch in (rows[:5], rows[5:9], rows[9:], rows[:3]):
+            assert await one.write(batch) == []
+
+    table(session, "k text PRIMARY KEY, v int, w int")
+    rows = rows_of(*({"k": "a", "v": at, "w": 100 - at, "at": 1000} for at in range(8)))  # in two batches
+    rows += rows_of(*({"k": k, "v": v, "w": v, "at": at} for k, v, at in (("b", 1, 2000), ("a", 9, 999), ("b", 0, 1))))
+    over = connector(server.port)
+    run(scenario(), over)
+    assert {tuple(one) for one in session.execute("SELECT k, v, w FROM t")} == {("a", 2, 98), ("b", 1, 1)}
+    session.execute("DELETE FROM t WHERE k = 'a'")  # those times are in the past
+    assert [one.k for one in session.execute("SELECT k FROM t")] == ["b"]
+
+
+DELETED = {"delete": {"cql": "DELETE FROM t WHERE k = ${k} AND c = ${c}"}}
+
+
+def test_a_row_chooses_a_statement(server: CassandraServer, session: Any) -> None:
+    table(session, KEYED)
+    rows = rows_of(*({"k": k, "c": 1, "v": at} for at, k in enumerate("abbca")))
+    for at in (2, 4):
+        rows[at].values["statement"] = "delete"
+    rows += rows_of({"k": "a", "c": 1, "v": 9}, {"k": "a", "c": 2, "v": 9, "statement": "other"})
+    failures = write(server, rows, "INSERT INTO t (k, c, v) VALUES (${k}, ${c}, ${v})", statements=DELETED)
+    assert failures == [(6, "statement: must be one of parameters.statements, got another text", False)]
+    assert {tuple(one) for one in session.execute("SELECT k, c, v FROM t")} == {("a", 1, 9), ("c", 1, 3)}
+
+
+def test_a_statement_for_each_row_that_a_query_finds(server: CassandraServer, session: Any) -> None:
+    table(session, "k text, c int, v int, at timestamp, PRIMARY KEY (k, c)")
+    count = 2500  # more than two pages
+    for at in range(count):
+        session.execute("INSERT INTO t (k, c, v, at) VALUES (%s, %s, 0, 1000)", ("a" if at else "b", at))
+    select = "SELECT c, at FROM t WHERE k = ${k}"
+    update = "UPDATE t SET v = ${v}, at = ${at} WHERE k = ${k} AND c = ${c}"
+    rows = rows_of({"k": "a", "v": 1}, {"k": "none", "v": 2}, {"k": "a" * 70_000, "v": 3}, {"k": "b", "v": "x"})
+    failures = write(server, rows, update, select=select)
+    assert [(at, again) for at, _, again in failures] == [(2, False), (3, False)]
+    assert "Key length of 70000 is longer than maximum" in failures[0][1] and "must be" in failures[1][1]
+    found = {tuple(one) for one in session.execute("SELECT k, v, at FROM t")}
+    at = datetime.datetime(1970, 1, 1, 0, 0, 1)
+    assert found == {("a", 1, at), ("b", 0, at)}
+    with pytest.raises(Unusable, match="gone"):
+        write(server, rows, update, select="SELECT c FROM gone WHERE k = ${k}")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"select": "DELETE FROM t WHERE k = ${k}"}, "select: must be SELECT, got DELETE"),
+        ({"select": "SELECT '${k}' FROM t"}, "select: must have placeholders outside of quotes"),
+        ({"statements": {"x": {}}}, "statements.x.cql: must be a statement such as"),
+        ({"statements": {"x": {"cql": INSERT, "select": "x"}}}, "statements.x.select: must be SELECT, got X"),
+    ],
+)
+def test_other_statements_that_cannot_work(parameters: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        driver(connector(), **parameters)
+    assert str(raised.value).startswith(text)
+
+
 @pytest.mark.parametrize(
     ("cql", "text"),
     [

@@ -18,6 +18,9 @@ from tests.servers.postgresql import postgresql
 
 pytestmark = pytest.mark.own_broker
 NOTHING = {"server": "127.0.0.1:1", "username": "mqtt", "timeout": "1s"}
+SERVER = {"server": "127.0.0.1:1"}
+NOWHERE = {"cassandra": {"servers": ["127.0.0.1:1"]}}
+"""Connections of databases that have other keys than `server`."""
 RULE, ACTION, CONNECTOR = "persistence-pgsql-clients", "pgsql:persistence-pgsql-clients", "pgsql:persistence-pgsql"
 
 
@@ -98,7 +101,7 @@ def test_everything_of_all_databases_is_listed() -> None:
     sections = {}
     for name, row in DATABASES.items():
         parts = EVERYTHING if issubclass(row.part, Kept) else {"messages": ["#"]}
-        sections[f"persistence.{name}"] = {**parts, "connection": {"server": "127.0.0.1:1", "timeout": "1s"}}
+        sections[f"persistence.{name}"] = {**parts, "connection": {**NOWHERE.get(name, SERVER), "timeout": "1s"}}
     with (
         tempfile.TemporaryDirectory(prefix="shardbroker-test-") as place,
         SinksBroker(2, Path(place) / "data", sections) as broker,

@@ -1,0 +1,47 @@
+"""The preset of Cassandra: tables and columns of EMQ X Enterprise.
+
+Each row is written with the time of what it is about (`written`, Unix µs), and Cassandra keeps the latest one, whichever order
+rows arrive in: a row that is older than the stored one, or written again, changes nothing. The time of a client's row is the start
+of its connection, so the end of a connection that another one has replaced is not the end of that one. Subscriptions are the
+exception, as in other databases: the last one that is written stays.
+"""
+
+from typing import Any
+
+from shardbroker.flows.persistence.sql import schema_of
+
+__all__ = ["create", "parameters"]
+
+CLIENT = """INSERT INTO client (client_id, state, node, connected, disconnected)
+VALUES (${clientid}, ${state}, ${node}, ${online_at}, ${offline_at}) USING TIMESTAMP ${written}"""
+ONLINE = "SELECT client_id FROM client WHERE node = ${node} AND state = 1 AND connected < ${started_at} ALLOW FILTERING"
+OFFLINE = "UPDATE client USING TIMESTAMP ${written} SET state = 0, disconnected = ${started_at} WHERE client_id = ${client_id}"
+SUBSCRIPTION = "INSERT INTO sub (client_id, topic, qos, created) VALUES (${clientid}, ${topic}, ${qos}, ${created})"
+UNSUBSCRIPTION = "DELETE FROM sub WHERE client_id = ${clientid} AND topic = ${topic}"
+MESSAGE = """INSERT INTO msg (topic, msgid, sender, node, qos, retain, payload, arrived)
+VALUES (${topic}, ${id}, ${sender}, ${node}, ${qos}, ${retain}, ${payload}, ${arrived}) USING TIMESTAMP ${written}"""
+ACKED_MESSAGE = "DELETE FROM msg USING TIMESTAMP ${written} WHERE topic = ${topic} AND msgid = ${id}"
+RETAINED = """UPDATE retain USING TIMESTAMP ${written} SET msgid = ${msgid}, sender = ${sender}, node = ${node}, qos = ${qos},
+  payload = ${payload}, arrived = ${arrived} WHERE topic = ${topic}"""
+"""A removal is a row of NULL alone: one that was only ever updated is gone then."""
+POSITION = "INSERT INTO acked (client_id, topic, msgid) VALUES (${clientid}, ${topic}, ${mid}) USING TIMESTAMP ${written}"
+
+
+def parameters(part: str, section: Any) -> dict[str, Any]:
+    """Returns the parameters of the action of a part."""
+    deletes = {"delete": {"cql": ACKED_MESSAGE}} if section.acked and section.on_acked == "delete" else {}
+    of_parts: dict[str, dict[str, Any]] = {
+        "clients": {"cql": CLIENT, "statements": {"offline": {"select": ONLINE, "cql": OFFLINE}}},
+        "subscriptions": {"cql": SUBSCRIPTION, "statements": {"delete": {"cql": UNSUBSCRIPTION}}},
+        "messages": {"cql": MESSAGE, "statements": deletes},
+        "retained": {"cql": RETAINED},
+        "acked": {"cql": POSITION},
+    }
+    return {**of_parts[part], "undefined_vars_as_null": True}
+
+
+async def create(connector: Any) -> None:
+    """Creates the tables and indexes that are missing; the keyspace must exist. Raises Unusable or ConnectorError."""
+    async with connector.session() as session:
+        for statement in schema_of("cassandra.cql"):
+            await connector.in_thread(connector.run, session, statement)
