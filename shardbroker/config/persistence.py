@@ -89,6 +89,7 @@ class Database(NamedTuple):
 
 DATABASES = {
     "cassandra": Database("Cassandra", Kept),
+    "dynamo": Database("DynamoDB", Kept),
     "influxdb": Database("InfluxDB", KeptMessages),
     "mongodb": Database("MongoDB", Kept),
     "mysql": Database("MySQL", Kept),

@@ -15,7 +15,10 @@ from shardbroker.rules.definition import checked_sources
 from tests.config.test_sinks import loaded
 
 FILTERS = "allowed is a list of topic filters without quotes and backslashes"
-CONNECTIONS = {"cassandra": "servers = ['localhost:1']"}
+CONNECTIONS = {
+    "cassandra": "servers = ['localhost:1']",
+    "dynamo": "region = 'a', aws_access_key_id = 'b', aws_secret_access_key = 'c'",
+}
 """Of databases that have other keys than `server`."""
 FILE = """
 [persistence.pgsql]

@@ -4,6 +4,8 @@ An item replaces the one with the same key, so a batch that is written again cha
 rows of one key are in requests that follow each other. What the table has no capacity for is sent again after a delay, and returned
 to the queue of the action when that takes too long.
 
+Conditions and removals are a request each, in the same rounds.
+
     rows --> items --> rounds, each with a key at most once --> groups of 25, a few at a time
                                                                  |
                                                   unprocessed: again, after a delay
@@ -13,19 +15,21 @@ import asyncio
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiodynamo import errors
 
-from shardbroker.config.sinks.dynamo import DynamoAction, DynamoConnector, DynamoParameters
+from shardbroker.config.sinks.dynamo import DynamoAction, DynamoConnector, DynamoStatement
 from shardbroker.connectors.dynamodb import Dynamodb, error_of
 from shardbroker.connectors.errors import ConnectorError
-from shardbroker.flows.drivers.dynamo_items import Attribute, ItemError, Key, Table, item_of, key_of
+from shardbroker.flows.drivers.alternatives import Alternatives
+from shardbroker.flows.drivers.dynamo_items import Attribute, ItemError, Key, Table, item_of, key_of, values_of
+from shardbroker.flows.drivers.getters import Getter, placeholders
 from shardbroker.flows.drivers.json_template import Build, json_template
 from shardbroker.flows.sinks.driver import Driver, Failure, Refused, Unusable
 from shardbroker.flows.sinks.row import Row
-from shardbroker.rules.values import EvaluationError
+from shardbroker.rules.values import UNDEFINED, EvaluationError
 
 __all__ = ["connect", "make"]
 
@@ -59,11 +63,23 @@ KNOWN_REASONS = {
     "duplicates": "a key is there twice",
 }
 """Part of a text of the server -> what is wrong, without what it cites of an item."""
+NAME = re.compile(r"#[A-Za-z0-9_]+")
+"""An attribute in a condition."""
+KEY = "#of_the_index"
+"""The key of an index in a query."""
+ABOUT_CONDITION = re.compile("ConditionExpression|FilterExpression")
+"""In texts of the server about a condition."""
+ABOUT_OPERAND = "operand"
+"""In those of them that are about a value."""
 NO_CAPACITY = "the table has not enough capacity"
 
 
 class _Throttled(ConnectorError):
     """The table has not enough capacity for a request."""
+
+
+class _Unfulfilled(ConnectorError):
+    """The condition of a request does not hold."""
 
 
 class _Server(Dynamodb):
@@ -92,6 +108,10 @@ class _Server(Dynamodb):
             return Unusable(f"{where}: {action.partition(' of ')[2] or 'the table'} is not there, in the region {self.region!r}")
         if isinstance(error, errors.UnknownOperation) or name in ("status 404", "status 405", "status 200"):
             return Unusable(f"{where}: the server is not DynamoDB; another url?")
+        if isinstance(error, errors.ConditionalCheckFailed):
+            return _Unfulfilled(f"{where}: the condition does not hold")
+        if isinstance(error, IN_VAIN) and ABOUT_CONDITION.search(text) and ABOUT_OPERAND not in text:
+            return Unusable(f"{where}: the server rejects a condition of the action, or its filter")
         if isinstance(error, IN_VAIN):
             return Refused(f"the server rejects the item: {_known(text)}")
         if isinstance(error, THROTTLED):
@@ -113,15 +133,58 @@ def connect(settings: DynamoConnector, key: str) -> _Server:
 
 def make(action: DynamoAction, connector: _Server, id: str) -> Driver:
     parameters = action.parameters
-    if not TABLE_NAME.fullmatch(parameters.table):
-        raise ValueError(f"{id}: parameters.table: must be 3 to 255 letters, digits, _, . and -, got {parameters.table!r}")
+    as_null = parameters.undefined_vars_as_null
+    main = _driver(parameters, as_null, connector, f"{id}: parameters")
+    others = {
+        name: _driver(one, as_null, connector, f"{id}: parameters.statements.{name}")
+        for name, one in parameters.statements.items()
+    }
+    return Alternatives({"": main, **others}) if others else main
+
+
+def _driver(one: DynamoStatement, as_null: bool, connector: _Server, key: str) -> Driver:
+    if not TABLE_NAME.fullmatch(one.table):
+        raise ValueError(f"{key}.table: must be 3 to 255 letters, digits, _, . and -, got {one.table!r}")
     build = None
-    if parameters.template.strip():
+    if one.template.strip():
         try:
-            build = json_template(parameters.template, parameters.undefined_vars_as_null)
+            build = json_template(one.template, as_null)
         except ValueError as error:
-            raise ValueError(f"{id}: parameters.template: {error}") from None
-    return _DynamoDriver(connector, parameters, build)
+            raise ValueError(f"{key}.template: {error}") from None
+    if one.filter.strip() and not one.index:
+        raise ValueError(f"{key}.filter: must be empty without {key}.index")
+    if one.operation == "put" and not one.condition.strip() and not one.index:
+        return _DynamoDriver(connector, one, as_null, build)
+    condition, filtered = _condition(one.condition, f"{key}.condition"), _condition(one.filter, f"{key}.filter")
+    changes = _DynamoChanges(connector, one, as_null, build, condition, filtered)
+    return _EachFound(changes) if one.index else changes
+
+
+@dataclass(frozen=True, slots=True)
+class _Condition:
+    """names: as in the text -> attribute. values: of a row, named :v0, :v1 and so on in the text."""
+
+    text: str
+    names: Mapping[str, str]
+    values: Sequence[Getter]
+
+    def values_of(self, row: Row, as_null: bool) -> dict[str, Attribute]:
+        """Returns the values of a row. Raises ItemError."""
+        return item_of({f":v{at}": get(row) for at, get in enumerate(self.values)}, as_null).attributes
+
+
+def _condition(text: str, key: str) -> _Condition | None:
+    """Reads a condition; None: there is none. Raises ValueError."""
+    if not text.strip():
+        return None
+    parts = placeholders(text)
+    values = [one for one in parts if not isinstance(one, str)]
+    if any(isinstance(one, str) and ":" in one for one in parts):
+        raise ValueError(f"{key}: must have placeholders such as ${{at}} for values, got a colon")
+    names = [name for one in parts if isinstance(one, str) for name in NAME.findall(one)]
+    numbers = iter(range(len(values)))
+    made = "".join(one if isinstance(one, str) else f":v{next(numbers)}" for one in parts)
+    return _Condition(made, {name: name[1:] for name in names}, values)
 
 
 @dataclass(slots=True)
@@ -132,13 +195,15 @@ class _Put:
     key: Key
     attributes: dict[str, Attribute]
     size: int
+    compared: dict[str, Attribute] = field(default_factory=dict)
+    """Values of its condition."""
 
 
 class _DynamoDriver:
     """Driver of one table."""
 
-    def __init__(self, connector: _Server, parameters: DynamoParameters, build: Build | None) -> None:
-        self._connector, self._parameters, self._build = connector, parameters, build
+    def __init__(self, connector: _Server, parameters: DynamoStatement, as_null: bool, build: Build | None) -> None:
+        self._connector, self._parameters, self._as_null, self._build = connector, parameters, as_null, build
         self._table: Table | None = None
 
     async def open(self) -> None:
@@ -206,16 +271,20 @@ class _DynamoDriver:
 
     def _puts(self, table: Table, rows: Sequence[Row], failures: list[Failure]) -> list[_Put]:
         puts = []
-        build, as_null = self._build, self._parameters.undefined_vars_as_null
+        build, as_null = self._build, self._as_null
         for at, row in enumerate(rows):
             try:
                 item = item_of(row.values if build is None else build(row), as_null)
-                puts.append(_Put(at, key_of(item.attributes, table), *item))
+                puts.append(_Put(at, key_of(item.attributes, table), *item, self._compared(row)))
             except ItemError as error:
                 failures.append(Failure(at, str(error)))
             except (EvaluationError, UnicodeError):
                 failures.append(Failure(at, "a value cannot be written as text"))
         return puts
+
+    def _compared(self, row: Row) -> dict[str, Attribute]:
+        """Returns the values of the condition of a row; without one there are none. Raises ItemError."""
+        return {}
 
     async def _written(self, table: Table, puts: Sequence[_Put], failures: list[Failure]) -> list[_Put]:
         """Writes items of different keys; returns those for which the table has no capacity."""
@@ -257,6 +326,128 @@ class _DynamoDriver:
             return [by_key[key_of(one["PutRequest"]["Item"], table)] for found in answer.values() for one in found]
         except (KeyError, TypeError, AttributeError, ItemError):
             raise ConnectorError(f"{self._connector.where}: the server answers with items that it was not sent") from None
+
+
+class _DynamoChanges(_DynamoDriver):
+    """Items with a condition, and removals: a request each. A row whose condition does not hold is done."""
+
+    def __init__(
+        self,
+        connector: _Server,
+        parameters: DynamoStatement,
+        as_null: bool,
+        build: Build | None,
+        condition: _Condition | None,
+        filtered: _Condition | None,
+    ) -> None:
+        super().__init__(connector, parameters, as_null, build)
+        self._condition, self._filtered = condition, filtered
+
+    def _compared(self, row: Row) -> dict[str, Attribute]:
+        return self._condition.values_of(row, self._as_null) if self._condition is not None else {}
+
+    async def _put(self, table: Table, group: Sequence[_Put], failures: list[Failure]) -> list[_Put]:
+        for number, put in enumerate(group):
+            try:
+                await self._request(*self._change(table, put))
+            except _Unfulfilled:
+                continue
+            except _Throttled:
+                return list(group[number:])
+            except Refused as error:
+                failures.append(Failure(put.at, str(error)))
+        return []
+
+    def _change(self, table: Table, put: _Put) -> tuple[str, dict[str, Any]]:
+        """Returns action and payload of a request."""
+        payload: dict[str, Any] = {"TableName": table.name}
+        if self._condition is not None:
+            payload["ConditionExpression"] = self._condition.text
+            payload |= {"ExpressionAttributeNames": self._condition.names} if self._condition.names else {}
+            payload |= {"ExpressionAttributeValues": put.compared} if put.compared else {}
+        if self._parameters.operation == "delete":
+            return "DeleteItem", {**payload, "Key": {name: put.attributes[name] for name in table.keys}}
+        return "PutItem", {**payload, "Item": put.attributes}
+
+    # --- items of an index ----------------------------------------------------------------------------------------------------
+
+    async def found(self, row: Row, start: Any) -> tuple[list[dict[str, Any]], Any]:
+        """Returns a page of the items of an index with the value that a row has for its key, and where the next page begins, if
+        there is one. Raises ItemError, and what write() raises."""
+        index = self._parameters.index
+        name = await self._index_key()
+        values, names = item_of({":key": row.values.get(name)}, self._as_null).attributes, {KEY: name}
+        if self._filtered is not None:
+            values |= self._filtered.values_of(row, self._as_null)
+            names |= self._filtered.names
+        payload: dict[str, Any] = {
+            "TableName": self._parameters.table,
+            "IndexName": index,
+            "KeyConditionExpression": f"{KEY} = :key",
+            "ExpressionAttributeNames": names,
+            "ExpressionAttributeValues": values,
+        }
+        if self._filtered is not None:
+            payload["FilterExpression"] = self._filtered.text
+        answer = await self._request("Query", payload | ({"ExclusiveStartKey": start} if start else {}))
+        try:
+            return [values_of(one) for one in answer["Items"]], answer.get("LastEvaluatedKey")
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ConnectorError(f"{self._connector.where}: the server answers with items that are none") from None
+
+    async def _index_key(self) -> str:
+        """Returns the partition key of the index. Raises Unusable."""
+        index, table = self._parameters.index, self._parameters.table
+        found = (await self._request("DescribeTable", {"TableName": table})).get("Table", {})
+        for one in found.get("GlobalSecondaryIndexes", []):
+            if one.get("IndexName") == index and len(keys := one.get("KeySchema", [])) == 1:
+                return str(keys[0]["AttributeName"])
+        raise Unusable(f"{self._connector.where}: the table {table!r} has no index {index!r} with a partition key alone")
+
+
+class _EachFound:
+    """Changes an item for each one that an index has for a row; its attributes are fields of the row then."""
+
+    def __init__(self, changes: _DynamoChanges) -> None:
+        self._changes = changes
+
+    async def open(self) -> None:
+        """Reads the key of the table."""
+        await self._changes.open()
+
+    async def probe(self) -> None:
+        """Reads it as well."""
+        await self._changes.probe()
+
+    async def close(self) -> None:
+        """Has nothing of its own."""
+
+    async def write(self, rows: Sequence[Row]) -> Sequence[Failure]:
+        """Writes a batch; see the contract of drivers. A row fails if one that is found for it does."""
+        failures = []
+        for at, row in enumerate(rows):
+            try:
+                if (failure := await self._write_each(row)) is not None:
+                    failures.append(failure._replace(at=at))
+            except (ItemError, Refused) as error:
+                failures.append(Failure(at, str(error)))
+            except _Throttled:
+                failures += [Failure(left, NO_CAPACITY, again=True) for left in range(at, len(rows))]
+                break
+        return failures
+
+    async def _write_each(self, row: Row) -> Failure | None:
+        own = {name: value for name, value in row.values.items() if value is not UNDEFINED and value is not None}
+        first, start = None, None
+        while True:
+            page, start = await self._changes.found(row, start)
+            failures = await self._changes.write([replace(row, values={**found, **own}, size=0) for found in page])
+            again = next((one for one in failures if one.again), None)
+            if again is not None:
+                return again
+            first = first or next(iter(failures), None)
+            if not start:
+                return first
 
 
 def _rounds(puts: Sequence[_Put]) -> list[list[_Put]]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from shardbroker.rules.values import UNDEFINED, Value
 
-__all__ = ["Item", "ItemError", "Key", "Table", "item_of", "key_of"]
+__all__ = ["Item", "ItemError", "Key", "Table", "item_of", "key_of", "values_of"]
 
 ITEM_MAX = 400 << 10
 """Most bytes of an item, names of attributes included, by DynamoDB's limit."""
@@ -64,6 +64,24 @@ def item_of(values: Value, undefined_as_null: bool) -> Item:
     if maker.size > ITEM_MAX:
         raise ItemError(f"the item is larger than {ITEM_MAX} bytes")
     return Item(attributes, maker.size)
+
+
+def values_of(attributes: Mapping[str, Attribute]) -> dict[str, Value]:
+    """Returns the values of an item. Raises ValueError for what is none."""
+    return {name: _value_of(attribute) for name, attribute in attributes.items()}
+
+
+def _value_of(attribute: Attribute) -> Value:
+    ((kind, value),) = attribute.items()
+    if kind == "N":
+        return int(value) if value.lstrip("-").isdecimal() else float(value)
+    if kind == "B":
+        return base64.b64decode(value)
+    if kind == "M":
+        return {name: _value_of(one) for name, one in value.items()}
+    if kind == "L":
+        return [_value_of(one) for one in value]
+    return None if kind == "NULL" else value
 
 
 def key_of(attributes: Mapping[str, Attribute], table: Table) -> Key:

@@ -223,6 +223,106 @@ def test_poison_among_ten_thousand(port: int, client: Any) -> None:
 # --- settings and probes ------------------------------------------------------------------------------------------------------
 
 
+NEWER = "attribute_not_exists(#k) OR #at <= ${at}"
+TIMED = '{"k": "${k}", "at": ${at}, "v": "${v}"}'
+
+
+def kept(client: Any) -> set[tuple[str, str, str]]:
+    return {(one["k"]["S"], one["at"]["N"], one["v"]["S"]) for one in scanned(client, "rows")}
+
+
+def test_a_condition_keeps_back_old_rows_and_is_no_failure(port: int, client: Any) -> None:
+    rows = [row(k, at=at, v=f"{k}{at}") for k, at in (("a", 2), ("a", 1), ("b", 1), ("a", 3), ("b", 1), ("c", 1))]
+    rows += [row("a", at=[4], v=""), row("", at=1, v=""), row("a", at="4", v="text")]
+    for _ in range(2):
+        failed = write(port, rows, TIMED, condition=NEWER)
+        assert failed == [
+            (6, "the server rejects the item: it is not valid", False),
+            (7, "'k': must not be empty, as a part of a key", False),
+        ]
+        assert kept(client) == {("a", "3", "a3"), ("b", "1", "b1"), ("c", "1", "c1")}
+
+
+def test_a_row_chooses_a_statement_in_order(port: int, client: Any) -> None:
+    make_table(client, "others", k="S")
+    delete = {"operation": "delete", "table": "rows", "template": '{"k": "${k}"}', "condition": "#at <= ${at}"}
+    other = {"table": "others", "template": '{"k": "${k}"}'}
+    rows = [row(k, at=at, v="v") for k, at in (("a", 1), ("b", 1), ("a", 2), ("b", 0), ("a", 3), ("c", 1), ("none", 1))]
+    for at in (2, 3, 6):
+        rows[at].values["statement"] = "delete"
+    rows += [row("o", statement="other"), row("x", at=1, statement="gone")]
+    failed = write(port, rows, TIMED, statements={"delete": delete, "other": other})
+    assert failed == [(8, "statement: must be one of parameters.statements, got another text", False)]
+    assert kept(client) == {("a", "3", "v"), ("b", "1", "v"), ("c", "1", "v")}
+    assert [one["k"]["S"] for one in scanned(client, "others")] == ["o"]
+
+
+def test_each_item_that_an_index_has_is_changed(port: int, client: Any) -> None:
+    make_table(client, "many", k="S", indexed="S")
+    large = "x" * 300_000  # a page has 1 MB
+    items = [(f"{at}", "n1" if at % 2 else "n2", at) for at in range(16)]
+    for k, indexed, at in items:
+        item = {"k": {"S": k}, "indexed": {"S": indexed}, "at": {"N": f"{at}"}, "large": {"S": large}, "half": {"N": "0.5"}}
+        client.put_item(TableName="many", Item=item)
+    template = '{"k": "${k}", "indexed": "${indexed}", "at": ${at}, "large": "${large}", "half": ${half}, "now": ${now}}'
+    more = {"table": "many", "index": "other", "filter": "#at < ${most}", "condition": "#at <> ${at} OR #at > ${least}"}
+    values = {"indexed": "n1", "now": 7, "most": 12, "least": 3}
+    rows = [Row("0", 5, "c", values, "1F", "n1"), row(indexed="none", most=1, least=1)]
+    assert write(port, rows, template, **more) == []
+    found = {one["k"]["S"]: one for one in scanned(client, "many")}
+    assert {k for k, one in found.items() if "now" in one} == {"5", "7", "9", "11"}
+    assert found["5"]["half"] == {"N": "0.5"} and found["5"]["large"] == {"S": large}
+    with pytest.raises(Unusable, match=r"the table 'many' has no index 'gone' with a partition key alone"):
+        write(port, rows, template, **{**more, "index": "gone"})
+
+
+@pytest.mark.parametrize("part", ["condition", "filter"])
+def test_a_condition_that_the_server_rejects_has_rows_wait(port: int, client: Any, part: str) -> None:
+    make_table(client, "many", k="S", indexed="S")
+    client.put_item(TableName="many", Item={"k": {"S": "a"}, "indexed": {"S": "a"}})
+    with pytest.raises(Unusable, match="the server rejects a condition of the action, or its filter"):
+        write(port, [row(indexed="a")], "", table="many", index="other", **{part: "#a <="})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"condition": "#a < :x"}, "dynamo:x: parameters.condition: must have placeholders such as ${at} for values, got a colon"),
+        ({"index": "i", "filter": ":"}, "dynamo:x: parameters.filter: must have placeholders such as ${at} for values, got a"),
+        ({"filter": "#a < ${x}"}, "dynamo:x: parameters.filter: must be empty without dynamo:x: parameters.index"),
+        ({"statements": {"y": {"table": "/"}}}, "dynamo:x: parameters.statements.y.table: must be 3 to 255 letters"),
+        ({"statements": {"y": {"table": "rows", "template": "["}}}, "dynamo:x: parameters.statements.y.template: must"),
+    ],
+)
+def test_statements_that_cannot_work(parameters: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        driver(connector(), **parameters)
+    assert str(raised.value).startswith(text)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_changes_that_the_table_has_no_capacity_for_are_made_again(monkeypatch: pytest.MonkeyPatch, is_first: bool) -> None:
+    """Every second request is refused, or all up to the fourth attempt."""
+    monkeypatch.setattr(dynamo, "PAUSES_S", (0.001,) * 2)
+    written: list[int] = []
+    requests = 0
+
+    def answer(request: web.Request, action: str, payload: Any) -> tuple[int, Any]:
+        nonlocal requests
+        if action == "DescribeTable":
+            return 200, {"Table": TABLE}
+        assert action == "PutItem" and payload["ExpressionAttributeNames"] == {"#k": "k", "#at": "at"}
+        requests += 1
+        if (requests < 16 if is_first else requests % 2):
+            return 400, {"__type": "com.amazonaws.dynamodb.v20120810#ThrottlingException", "message": "s3cret"}
+        written.append(int(payload["Item"]["at"]["N"]))
+        return 200, {}
+
+    rows = [Row("0", number, "c", {"k": "a", "at": number, "v": ""}) for number in range(20)]
+    done = standing_in(answer, lambda over: deliver(driver(over, TIMED, condition=NEWER), rows))
+    assert not done.failed and written == list(range(20))
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [

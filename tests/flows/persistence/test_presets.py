@@ -19,7 +19,10 @@ from tests.servers.postgresql import postgresql
 pytestmark = pytest.mark.own_broker
 NOTHING = {"server": "127.0.0.1:1", "username": "mqtt", "timeout": "1s"}
 SERVER = {"server": "127.0.0.1:1"}
-NOWHERE = {"cassandra": {"servers": ["127.0.0.1:1"]}}
+NOWHERE: dict[str, dict[str, Any]] = {
+    "cassandra": {"servers": ["127.0.0.1:1"]},
+    "dynamo": {"url": "http://127.0.0.1:1", "region": "a", "aws_access_key_id": "a", "aws_secret_access_key": "b"},
+}
 """Connections of databases that have other keys than `server`."""
 RULE, ACTION, CONNECTOR = "persistence-pgsql-clients", "pgsql:persistence-pgsql-clients", "pgsql:persistence-pgsql"
 

@@ -1,0 +1,83 @@
+"""The preset of DynamoDB: tables and attributes of EMQ X Enterprise.
+
+A row that is older than the stored item, or written again, changes nothing: its condition does not hold then. Clients are compared
+by the start of their connection first: the end of one that another has replaced is not the end of that one.
+"""
+
+import json
+from importlib.resources import files
+from typing import Any
+
+from aiodynamo import errors
+
+__all__ = ["create", "parameters"]
+
+CLIENT = {
+    "table": "mqtt_client",
+    "template": '{"clientid": "${clientid}", "state": ${state}, "node": "${node}", "online_at": ${online_at},'
+    ' "offline_at": ${offline_at}, "changed_at": ${at}}',
+    "condition": "attribute_not_exists(#clientid) OR #online_at < ${online_at}"
+    " OR (#online_at = ${online_at} AND #changed_at <= ${at})",
+}
+OFFLINE = {
+    "table": "mqtt_client",
+    "index": "node",
+    "template": '{"clientid": "${clientid}", "state": 0, "node": "${node}", "online_at": ${online_at},'
+    ' "offline_at": ${started_at}, "changed_at": ${started_at}}',
+    "filter": "NOT #offline_at >= #online_at AND #online_at < ${started_at}",
+    "condition": "#node = ${node} AND NOT #offline_at >= #online_at AND #online_at < ${started_at}",
+}
+"""Of clients without the time of an end: their rows may be of state 0 already, see the rule."""
+SUBSCRIPTION = {
+    "table": "mqtt_sub",
+    "template": '{"clientid": "${clientid}", "topic": "${topic}", "qos": ${qos}, "created": ${created}}',
+}
+UNSUBSCRIPTION = {"operation": "delete", "table": "mqtt_sub", "template": '{"clientid": "${clientid}", "topic": "${topic}"}'}
+MESSAGE = {
+    "table": "mqtt_msg",
+    "template": '{"topic": "${topic}", "msgid": "${id}", "sender": "${sender}", "node": "${node}", "qos": ${qos},'
+    ' "retain": ${retain}, "payload": "${payload}", "arrived": ${arrived}}',
+}
+ACKED_MESSAGE = {"operation": "delete", "table": "mqtt_msg", "template": '{"topic": "${topic}", "msgid": "${id}"}'}
+RETAINED = {
+    "table": "mqtt_retain",
+    "template": '{"topic": "${topic}", "msgid": "${id}", "sender": "${sender}", "node": "${node}", "qos": ${qos},'
+    ' "payload": "${payload}", "arrived": ${arrived}}',
+    "condition": "attribute_not_exists(#topic) OR #arrived <= ${arrived}",
+}
+REMOVED = {
+    "operation": "delete",
+    "table": "mqtt_retain",
+    "template": '{"topic": "${topic}"}',
+    "condition": "#arrived <= ${arrived}",
+}
+POSITION = {
+    "table": "mqtt_acked",
+    "template": '{"clientid": "${clientid}", "topic": "${topic}", "mid": "${mid}", "created": ${created}}',
+    "condition": "attribute_not_exists(#clientid) OR #mid <= ${mid}",
+}
+
+
+def parameters(part: str, section: Any) -> dict[str, Any]:
+    """Returns the parameters of the action of a part."""
+    deletes = {"delete": ACKED_MESSAGE} if section.acked and section.on_acked == "delete" else {}
+    of_parts: dict[str, dict[str, Any]] = {
+        "clients": {**CLIENT, "statements": {"offline": OFFLINE}},
+        "subscriptions": {**SUBSCRIPTION, "statements": {"delete": UNSUBSCRIPTION}},
+        "messages": {**MESSAGE, "statements": deletes},
+        "retained": {**RETAINED, "statements": {"delete": REMOVED}},
+        "acked": POSITION,
+    }
+    return {**of_parts[part], "undefined_vars_as_null": True}
+
+
+async def create(connector: Any) -> None:
+    """Creates the tables that are missing. Raises Unusable or ConnectorError."""
+    schema = json.loads(files("shardbroker.flows.persistence").joinpath("schemas", "dynamo.json").read_text())
+    for table in schema:
+        try:
+            await connector.request("CreateTable", table)
+        except (errors.ResourceInUse, errors.TableInUse, errors.TableAlreadyExists):
+            continue  # it is there
+        except errors.AIODynamoError as error:
+            raise connector.explained(error, f"dynamodb:CreateTable of the table {table['TableName']!r}") from None
