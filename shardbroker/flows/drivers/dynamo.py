@@ -174,7 +174,7 @@ class _Condition:
 
 
 def _condition(text: str, key: str) -> _Condition | None:
-    """Reads a condition; None: there is none. Raises ValueError."""
+    """Reads a condition; None for an empty text. Raises ValueError."""
     if not text.strip():
         return None
     parts = placeholders(text)
@@ -283,7 +283,7 @@ class _DynamoDriver:
         return puts
 
     def _compared(self, row: Row) -> dict[str, Attribute]:
-        """Returns the values of the condition of a row; without one there are none. Raises ItemError."""
+        """Returns the values of the condition of a row, empty without a condition. Raises ItemError."""
         return {}
 
     async def _written(self, table: Table, puts: Sequence[_Put], failures: list[Failure]) -> list[_Put]:
@@ -393,7 +393,7 @@ class _DynamoChanges(_DynamoDriver):
         try:
             return [values_of(one) for one in answer["Items"]], answer.get("LastEvaluatedKey")
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise ConnectorError(f"{self._connector.where}: the server answers with items that are none") from None
+            raise ConnectorError(f"{self._connector.where}: the server answers with items that cannot be read") from None
 
     async def _index_key(self) -> str:
         """Returns the partition key of the index. Raises Unusable."""

@@ -67,7 +67,7 @@ def item_of(values: Value, undefined_as_null: bool) -> Item:
 
 
 def values_of(attributes: Mapping[str, Attribute]) -> dict[str, Value]:
-    """Returns the values of an item. Raises ValueError for what is none."""
+    """Returns the values of an item. Raises ValueError if it cannot be read."""
     return {name: _value_of(attribute) for name, attribute in attributes.items()}
 
 
