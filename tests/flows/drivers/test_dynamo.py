@@ -6,6 +6,7 @@ DynamoDBLocal checks no signature and always has capacity: a stand-in answers fo
 import asyncio
 import json
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
@@ -24,6 +25,7 @@ from shardbroker.flows.sinks.driver import Driver, Unusable
 from shardbroker.flows.sinks.row import Row
 from shardbroker.rules.functions.dates import MongoDate
 from shardbroker.rules.values import UNDEFINED
+from tests.docs.pages import ROOT, Example, parts_of
 from tests.flows.drivers.delivery import deliver, opened, run, some_rows
 from tests.flows.drivers.pages import settings_of
 from tests.harness.broker import free_port
@@ -582,6 +584,23 @@ def test_a_killed_server_gets_what_it_has_not_acknowledged() -> None:
         starts[0].join()
         assert not done.failed and done.attempts
         assert sorted(int(one["n"]["N"]) for one in scanned(client, "rows")) == list(range(1_000))
+
+
+def test_the_states_of_the_page(port: int, client: Any) -> None:
+    parts = parts_of(ROOT / "docs" / "sink-dynamodb.md")
+    text = next(one.text for one in parts if isinstance(one, Example) and "statements.remove" in one.text)
+    action = tomllib.loads(text)["actions"]["dynamo"]["states"]
+    make_table(client, "states", device="S")
+    one = make(DynamoAction.model_validate(action), over := connector(port), "dynamo:states")
+    rows = [row(clientid=device, timestamp=at, payload=f"{at}") for device, at in (("a", 2), ("a", 1), ("b", 1), ("b", 1))]
+    rows[3].values["statement"] = "remove"
+
+    async def scenario() -> None:
+        await one.open()
+        assert await one.write(rows) == []
+
+    run(scenario(), over)
+    assert scanned(client, "states") == [{"device": {"S": "a"}, "at": {"N": "2"}, "state": {"S": "2"}}]
 
 
 def test_the_page(port: int, client: Any) -> None:
