@@ -226,11 +226,11 @@ class _CassandraDriver(ConnectorDriver[_Server]):
         prepared.consistency_level = self._consistency
         prepared.is_idempotent = True
         columns = prepared.column_metadata
-        types = _types(prepared, self._placeholders, "cql")
         keyspace, table = columns[0].keyspace_name, columns[0].table_name
         found = list(session.execute(COLUMNS, (keyspace, table)))
         if any(one.type == "counter" for one in found):
             raise Unusable(f"the table {keyspace}.{table} has counters: a row that is written again would count twice")
+        types = _types(prepared, self._placeholders, "cql")
         partition = tuple(prepared.routing_key_indexes or ())
         keys = {one.column_name for one in found if one.kind in ("partition_key", "clustering")}
         key = tuple(at for at, column in enumerate(columns) if column.name in keys)

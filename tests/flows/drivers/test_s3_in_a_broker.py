@@ -68,7 +68,7 @@ def test_aggregated_rows_are_there_once() -> None:
             publish(broker, 400, 800)
             for _ in range(3):
                 reached(sum(found(client).values()))
-                broker.kill_process(broker.child_pids("flows-0")[0])
+                broker.kill_process(until(lambda: broker.child_pids("flows-0"))[0])
             publish(broker, 800, 1200)
             server.pause()
             publish(broker, 1200, 1600)
