@@ -9,6 +9,7 @@ exception, as in other databases: the last one that is written stays.
 from typing import Any
 
 from shardbroker.flows.persistence.sql import schema_of
+from shardbroker.flows.persistence.statements import Statements
 
 __all__ = ["create", "parameters"]
 
@@ -25,19 +26,23 @@ RETAINED = """UPDATE retain USING TIMESTAMP ${written} SET msgid = ${msgid}, sen
   payload = ${payload}, arrived = ${arrived} WHERE topic = ${topic}"""
 """A removal is a row of NULL alone: one that was only ever updated is gone then."""
 POSITION = "INSERT INTO acked (client_id, topic, msgid) VALUES (${clientid}, ${topic}, ${mid}) USING TIMESTAMP ${written}"
+STATEMENTS = Statements(
+    client={"cql": CLIENT},
+    offline={"select": ONLINE, "cql": OFFLINE},
+    subscription={"cql": SUBSCRIPTION},
+    unsubscription={"cql": UNSUBSCRIPTION},
+    message={"cql": MESSAGE},
+    acked_message={"cql": ACKED_MESSAGE},
+    retained={"cql": RETAINED},
+    removed=None,
+    position={"cql": POSITION},
+)
 
 
 def parameters(part: str, section: Any) -> dict[str, Any]:
     """Returns the parameters of the action of a part."""
-    deletes = {"delete": {"cql": ACKED_MESSAGE}} if section.acked and section.on_acked == "delete" else {}
-    of_parts: dict[str, dict[str, Any]] = {
-        "clients": {"cql": CLIENT, "statements": {"offline": {"select": ONLINE, "cql": OFFLINE}}},
-        "subscriptions": {"cql": SUBSCRIPTION, "statements": {"delete": {"cql": UNSUBSCRIPTION}}},
-        "messages": {"cql": MESSAGE, "statements": deletes},
-        "retained": {"cql": RETAINED},
-        "acked": {"cql": POSITION},
-    }
-    return {**of_parts[part], "undefined_vars_as_null": True}
+    statement, others = STATEMENTS.of_part(part, section)
+    return {**statement, "statements": others, "undefined_vars_as_null": True}
 
 
 async def create(connector: Any) -> None:

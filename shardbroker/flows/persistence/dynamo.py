@@ -10,6 +10,8 @@ from typing import Any
 
 from aiodynamo import errors
 
+from shardbroker.flows.persistence.statements import Statements
+
 __all__ = ["create", "parameters"]
 
 CLIENT = {
@@ -56,19 +58,13 @@ POSITION = {
     "template": '{"clientid": "${clientid}", "topic": "${topic}", "mid": "${mid}", "created": ${created}}',
     "condition": "attribute_not_exists(#clientid) OR #mid <= ${mid}",
 }
+STATEMENTS = Statements(CLIENT, OFFLINE, SUBSCRIPTION, UNSUBSCRIPTION, MESSAGE, ACKED_MESSAGE, RETAINED, REMOVED, POSITION)
 
 
 def parameters(part: str, section: Any) -> dict[str, Any]:
     """Returns the parameters of the action of a part."""
-    deletes = {"delete": ACKED_MESSAGE} if section.acked and section.on_acked == "delete" else {}
-    of_parts: dict[str, dict[str, Any]] = {
-        "clients": {**CLIENT, "statements": {"offline": OFFLINE}},
-        "subscriptions": {**SUBSCRIPTION, "statements": {"delete": UNSUBSCRIPTION}},
-        "messages": {**MESSAGE, "statements": deletes},
-        "retained": {**RETAINED, "statements": {"delete": REMOVED}},
-        "acked": POSITION,
-    }
-    return {**of_parts[part], "undefined_vars_as_null": True}
+    statement, others = STATEMENTS.of_part(part, section)
+    return {**statement, "statements": others, "undefined_vars_as_null": True}
 
 
 async def create(connector: Any) -> None:

@@ -8,6 +8,8 @@ import json
 from importlib.resources import files
 from typing import Any
 
+from shardbroker.flows.persistence.statements import Statements
+
 __all__ = ["create", "parameters"]
 
 CLIENT = {
@@ -53,19 +55,13 @@ POSITION = {
     "filter_template": '{"clientid": "${clientid}", "topic": "${topic}", "mid": {"$lte": "${mid}"}}',
     "payload_template": '{"$set": {"mid": "${mid}", "created": ${created}}}',
 }
+STATEMENTS = Statements(CLIENT, OFFLINE, SUBSCRIPTION, UNSUBSCRIPTION, MESSAGE, ACKED_MESSAGE, RETAINED, REMOVED, POSITION)
 
 
 def parameters(part: str, section: Any) -> dict[str, Any]:
     """Returns the parameters of the action of a part."""
-    deletes = {"delete": ACKED_MESSAGE} if section.acked and section.on_acked == "delete" else {}
-    of_parts: dict[str, dict[str, Any]] = {
-        "clients": {**CLIENT, "statements": {"offline": OFFLINE}},
-        "subscriptions": {**SUBSCRIPTION, "statements": {"delete": UNSUBSCRIPTION}},
-        "messages": {**MESSAGE, "statements": deletes},
-        "retained": {**RETAINED, "statements": {"delete": REMOVED}},
-        "acked": POSITION,
-    }
-    return of_parts[part]
+    statement, others = STATEMENTS.of_part(part, section)
+    return {**statement, "statements": others}
 
 
 async def create(connector: Any) -> None:

@@ -6,7 +6,8 @@ condition compares are assigned last, and each in a way that leaves the conditio
 
 from typing import Any
 
-from shardbroker.flows.persistence.sql import Statements, schema_of
+from shardbroker.flows.persistence.sql import schema_of, sql_parameters
+from shardbroker.flows.persistence.statements import Statements
 
 __all__ = ["create", "parameters"]
 
@@ -42,7 +43,8 @@ STATEMENTS = Statements(CLIENT, OFFLINE, SUBSCRIPTION, UNSUBSCRIPTION, MESSAGE, 
 
 def parameters(part: str, section: Any) -> dict[str, Any]:
     """Returns the parameters of the action of a part."""
-    return STATEMENTS.parameters(part, section)
+    statement, others = STATEMENTS.of_part(part, section)
+    return sql_parameters(statement, **others)
 
 
 async def create(connector: Any) -> None:

@@ -6,7 +6,8 @@ connection first: the end of a connection that another one has replaced is not t
 
 from typing import Any
 
-from shardbroker.flows.persistence.sql import Statements, schema_of
+from shardbroker.flows.persistence.sql import schema_of, sql_parameters
+from shardbroker.flows.persistence.statements import Statements
 
 __all__ = ["create", "parameters"]
 
@@ -40,7 +41,8 @@ STATEMENTS = Statements(CLIENT, OFFLINE, SUBSCRIPTION, UNSUBSCRIPTION, MESSAGE, 
 
 def parameters(part: str, section: Any) -> dict[str, Any]:
     """Returns the parameters of the action of a part."""
-    return STATEMENTS.parameters(part, section)
+    statement, others = STATEMENTS.of_part(part, section)
+    return sql_parameters(statement, **others)
 
 
 async def create(connector: Any) -> None:

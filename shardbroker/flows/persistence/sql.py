@@ -1,36 +1,9 @@
 """What presets of databases with SQL share: parameters of actions, and schemas of several statements."""
 
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
-__all__ = ["Statements", "schema_of", "sql_parameters"]
-
-
-class Statements(NamedTuple):
-    """The statements of a database, each of which changes nothing when it is repeated, or older than what is stored."""
-
-    client: str
-    offline: str
-    """Of clients that were online before the start of the broker."""
-    subscription: str
-    unsubscription: str
-    message: str
-    acked_message: str
-    """Removes a message."""
-    retained: str
-    removed: str
-    position: str
-
-    def parameters(self, part: str, section: Any) -> dict[str, Any]:
-        """Returns the parameters of the action of a part."""
-        deletes = {"delete": self.acked_message} if section.acked and section.on_acked == "delete" else {}
-        return {
-            "clients": sql_parameters(self.client, offline=self.offline),
-            "subscriptions": sql_parameters(self.subscription, delete=self.unsubscription),
-            "messages": sql_parameters(self.message, **deletes),
-            "retained": sql_parameters(self.retained, delete=self.removed),
-            "acked": sql_parameters(self.position),
-        }[part]
+__all__ = ["schema_of", "sql_parameters"]
 
 
 def sql_parameters(statement: str, **others: str) -> dict[str, Any]:
