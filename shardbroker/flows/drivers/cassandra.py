@@ -42,7 +42,7 @@ __all__ = ["connect", "make"]
 
 BATCH_BYTES: Final = 16 << 10
 """Most bytes of a batch, which a node applies as one mutation. Its limits batch_size_warn_threshold and batch_size_fail_threshold
-(5 and 50 KiB by default) are for batches of several partitions, which there are none of."""
+(5 and 50 KiB by default) are for batches of several partitions only."""
 ROW_BYTES, VALUE_BYTES = 48, 24
 """What a node counts for a row and for each of its values besides their bytes: times and lengths."""
 ROW_MAX: Final = 16 << 20

@@ -123,7 +123,7 @@ def _driver(statement: MongodbStatement, connector: _Server, key: str) -> Driver
 
 
 def _template(text: str, key: str) -> Build | None:
-    """Returns what builds the object of a template; None: there is none. Raises ValueError."""
+    """Returns what builds the object of a template, or None for an empty one. Raises ValueError."""
     try:
         return json_template(text) if text.strip() else None
     except ValueError as error:

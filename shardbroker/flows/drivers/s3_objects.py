@@ -67,7 +67,7 @@ def name_of(first: Place, last: Place, suffix: str) -> str:
 
 
 def place_in(name: str) -> Place | None:
-    """Returns the place of the last row of an object; None if the name is none of name_of()."""
+    """Returns the place of the last row of an object; None if name_of() makes no such name."""
     found = PLACE.match(name)
     return None if found is None else Place(int(found[1]), int(found[2]))
 

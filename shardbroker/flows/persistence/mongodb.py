@@ -20,7 +20,7 @@ CLIENT = {
     "payload_template": '{"$set": {"state": ${state}, "node": "${node}", "online_at": ${online_at}},'
     ' "$max": {"offline_at": ${offline_at}}, "$setOnInsert": {"created": ${online_at}}}',
 }
-"""$max leaves the time of the last disconnection as it is when there is none in the row."""
+"""$max leaves the time of the last disconnection unchanged if the row has no such time."""
 OFFLINE = {
     "operation": "update",
     "collection": "mqtt_client",

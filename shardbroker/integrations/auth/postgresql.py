@@ -84,7 +84,7 @@ class _Query:
 
 
 def _together(template: Template) -> str:
-    """Returns the statement that runs a query once for each element of its parameters, which are arrays; empty if there is none.
+    """Returns the statement that runs a query once for each element of its parameters, which are arrays, or an empty text.
 
     The query becomes a subquery of its own: OFFSET keeps the planner from merging it with the join, so that it is planned as it
     is for one client. The arrays are behind SELECT so that plans do not depend on their length, and are kept.
