@@ -57,8 +57,8 @@ serve: install
 
 # Suites whose system packages are missing and may not be installed are left out by name; with CI set, that is an error.
 test: packages tools spark lint types
-	$(BIN)/python -m pytest -q -rsx -n $(PROCESSES) --statements=$(STATEMENTS) --durations 40 --ignore tests/spark
-	$(BIN)/python -m pytest -q -rsx --durations 10 tests/spark
+	$(BIN)/python -m pytest -q -rfEsx -n $(PROCESSES) --statements=$(STATEMENTS) --durations 40 --ignore tests/spark
+	$(BIN)/python -m pytest -q -rfEsx --durations 10 tests/spark
 	$(BIN)/python -m tests.conformance.coverage $(STATEMENTS)
 
 # The examples of README and docs alone, on a machine with a systemd of its own, and how long each command takes.
