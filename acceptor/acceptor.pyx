@@ -28,7 +28,7 @@ from acceptor.handover cimport HandoverHeader, pack_header, send_socket
 from acceptor.peek cimport NEED_MORE, NOT_CONNECT, TOO_LARGE, UNCLEAR, peek, protocol_level
 from acceptor.pump cimport Pump
 from acceptor.sockets cimport (
-    AF_INET, AF_INET6, IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, TCP_NODELAY, accept4, ntohs, setsockopt,
+    AF_INET, AF_INET6, IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, TCP_NODELAY, TCP_QUICKACK, accept4, ntohs, setsockopt,
     sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage,
 )
 from shardbroker.mqtt.packets cimport LOGIN_PACKET_MAX
@@ -53,6 +53,8 @@ from acceptor.opening import READY, TLS, UPGRADE, Opening
 from acceptor.refusal import Refused
 from acceptor.rules import AccessRules
 from acceptor.secrets import KeyLog
+from acceptor.tickets import FILE as TICKET_KEYS
+from acceptor.tickets import TicketKeys, label_of
 from acceptor.tls import TlsError, build_context
 from shm.counters import NAMES, ProcessState
 from shm.in_force import InForce
@@ -101,6 +103,8 @@ PAUSE_MS = 1000
 CONNECT_BURST_S = 1.0
 """Burst size of the token buckets, in seconds of `max_conn_rate`."""
 
+NO_LIBSSL = "OpenSSL of Python's ssl module cannot be reached"
+
 cdef const char* MAPPED = b"\0\0\0\0\0\0\0\0\0\0\xff\xff"   # ::ffff:0:0/96
 
 cdef int STATE_READY = int(ProcessState.READY)
@@ -124,8 +128,11 @@ cdef class Listener:
     cdef public object context             # ssl.SSLContext for new connections, None without TLS
     cdef object opening                    # for layers PROXY and TLS: OrderedDict fd -> Pending, oldest first
     cdef object timeouts_ms                # of these layers
+    cdef object tickets                    # TicketKeys, None if its clients get no session tickets
 
     def context_now(self):
+        if self.tickets is not None:
+            self.tickets.turn()
         return self.context
 
 
@@ -194,6 +201,7 @@ cdef class Acceptor:
     cdef int control                       # channel of the supervisor's orders
     cdef object notices                    # Notices
     cdef object keylog                     # KeyLog
+    cdef object tickets                    # TicketKeys, made for the first listener with session tickets
     cdef object pending                    # OrderedDict: fd -> Pending, oldest first
     cdef list held                         # by worker: deque of Pending, longest held first
     cdef public bint draining
@@ -244,7 +252,7 @@ cdef class Acceptor:
         cdef Listener listener = self.find_listener(sockets.number)
         settings = sockets.settings
         # Calls that may fail precede all changes: a listener has either its old or its new settings.
-        context = build_context(settings.tls, settings.over_websocket, self.keylog.path) if settings.secure else None
+        context = self.context_of(sockets.name, settings) if settings.secure else None
         if listener is None:
             listener = Listener.__new__(Listener)
             listener.opening = OrderedDict(), OrderedDict()
@@ -259,6 +267,7 @@ cdef class Acceptor:
         elif fd >= 0:
             close(fd)
         listener.context = context
+        listener.tickets = self.tickets if settings.secure and settings.tls.session_tickets else None
         listener.settings = settings
         listener.demands = demands_of(settings, self.topology.settings.listeners.get(sockets.name))
         listener.name = sockets.name.encode()
@@ -271,6 +280,18 @@ cdef class Acceptor:
         if settings.max_conn_rate != inf:
             listener.buckets += (self.bucket_of(settings.max_conn_rate),)
         return 0
+
+    def context_of(self, str name, settings):
+        """Returns the TLS context of a listener. Raises OSError, TlsError."""
+        tickets = None
+        if settings.tls.session_tickets:
+            if self.tickets is None:
+                self.tickets = TicketKeys(self.topology.runtime_dir / TICKET_KEYS)
+            tickets = self.tickets.of(label_of(name, settings.tls))
+        context = build_context(settings.tls, settings.over_websocket, self.keylog.path, tickets)
+        if tickets is not None and tickets.refused:
+            self.notices.log("warning", log_line("session tickets of one acceptor only", listener=name, reason=NO_LIBSSL), self.now_ms)
+        return context
 
     cdef int configure(self, settings) except -1:
         """Applies all keys that reach acceptors (`Live` in shardbroker/config)."""
@@ -327,8 +348,7 @@ cdef class Acceptor:
                     self.remove_listener(order.listener.number)
                 elif order.verb == "reload":
                     listener = self.find_listener(order.listener.number)
-                    settings = listener.settings
-                    listener.context = build_context(settings.tls, settings.over_websocket, self.keylog.path)
+                    listener.context = self.context_of(listener.name.decode(), listener.settings)
                 else:
                     self.put_listener(order.listener, fd)
             except (TlsError, OSError) as error:
@@ -644,6 +664,8 @@ cdef class Acceptor:
         if pending.fd not in self.pending:
             return 0
         if opening.layer != READY or not opening.mqtt:
+            if not output:
+                acknowledge(pending.fd)
             return self.wait_for_more(pending)
         mqtt = bytes(opening.mqtt)
         outcome = peek(<const uint8_t*>PyBytes_AS_STRING(mqtt), PyBytes_GET_SIZE(mqtt), self.max_packet, &client_id, &id_size)
@@ -893,6 +915,13 @@ def demands_of(settings, at_start) -> dict:
     if settings.mountpoint:
         demands["mountpoint"] = settings.mountpoint
     return demands
+
+
+cdef void acknowledge(int fd) noexcept:
+    """Acknowledges what was read, since no answer does: a client with Nagle's algorithm, such as one that sends CONNECT right behind the
+    end of its handshake, would wait for that acknowledgement, which the kernel delays by 40 ms."""
+    cdef int on = 1
+    setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &on, sizeof(on))   # not for unix sockets, which do not need it
 
 
 cdef bint awaits_handshake(Pending pending) noexcept:

@@ -24,7 +24,7 @@ cdef extern from "<netinet/in.h>" nogil:
     int IPPROTO_TCP
 
 cdef extern from "<netinet/tcp.h>" nogil:
-    int TCP_NODELAY
+    int TCP_NODELAY, TCP_QUICKACK
 
 cdef extern from "<arpa/inet.h>" nogil:
     uint16_t ntohs(uint16_t value)

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from acceptor.openssl import SessionTickets
+
 __all__ = ["TlsError", "build_context", "certificate_names", "watched_files"]
 
 MQTT, HTTP = "mqtt", "http/1.1"
@@ -36,13 +38,18 @@ class TlsError(Exception):
         self.key, self.what = key, what
 
 
-def build_context(tls: Any, websocket: bool, keylog: str = "") -> ssl.SSLContext:
-    """Builds the context of a listener (`shardbroker.config.listeners.Tls`). `keylog`: see acceptor.secrets. Raises TlsError."""
+def build_context(tls: Any, websocket: bool, keylog: str = "", tickets: SessionTickets | None = None) -> ssl.SSLContext:
+    """Builds the context of a listener (`shardbroker.config.listeners.Tls`). Raises TlsError.
+
+    keylog: see acceptor.secrets. tickets: keys of its session tickets; None: OpenSSL makes some for each context.
+    """
     context = _context(tls, tls.certfile, tls.keyfile, websocket)
     others = {name: _context(tls, one.certfile, one.keyfile, websocket) for name, one in tls.sni.items()}
-    if keylog:
-        for one in (context, *others.values()):
+    for one in (context, *others.values()):
+        if keylog:
             one.keylog_filename = keylog
+        if tickets is not None:
+            tickets.install(one)
     if others:
 
         def choose(connection: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> None:
@@ -68,9 +75,9 @@ def _context(tls: Any, certfile: str, keyfile: str, websocket: bool) -> ssl.SSLC
     context.minimum_version, context.maximum_version = min(wanted), max(wanted)
     # Renegotiation would let a client force any number of signatures.
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.num_tickets = int(tls.session_tickets)
     if not tls.session_tickets:
         context.options |= ssl.OP_NO_TICKET
-        context.num_tickets = 0
     context.set_alpn_protocols([HTTP if websocket else MQTT])
     if tls.ciphers:
         try:

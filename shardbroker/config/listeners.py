@@ -85,7 +85,7 @@ class Tls(Section):
     handshake_timeout: Duration = Field(
         15.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="Longest time from accept to the end of the handshake."
     )
-    session_tickets: bool = Field(False, description="Whether a client may resume its TLS session, with the same acceptor.")
+    session_tickets: bool = Field(False, description="Whether a client may resume its TLS session, for up to 2 h.")
     sni: Annotated[dict[str, Certificate], Allowed("a table of host name = { certfile, keyfile }")] = Field(
         {}, description="Certificates for other host names (SNI)."
     )
