@@ -27,7 +27,7 @@ from tests.harness.faults import faults
 from tests.harness.idle import never_asleep
 from tests.harness.wire import Publish
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 GOODBYE_S = 0.05
 """For clients that have just been closed: the broker notices."""

@@ -13,6 +13,8 @@ from shardbroker.flows.sinks.driver import Refused, Unusable
 from shardbroker.flows.sinks.row import Row
 
 BOUND_S = 240.0
+NO_RESPONSE = "no response in time"
+"""What a driver says of a server that is paused."""
 
 
 def rows_of(values: Sequence[dict[str, Any]], first: int = 0, journal: str = "0") -> list[Row]:
