@@ -16,6 +16,8 @@ from shardbroker.config import ConfigError, Loaded, load, reference, show
 
 __all__ = ["main"]
 
+FORMATS = ("mosquitto", "emqx", "backend", "template")
+"""Kinds of files of `config import`; the last two are those of EMQ X Enterprise's plugins."""
 LISTEN_HELP = "tcp://HOST:PORT, ssl://, ws:// or wss:// likewise, or unix:///PATH"
 
 
@@ -76,8 +78,8 @@ def _parser(asked: str) -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=text)
         _add_sources(verb)
         verb.set_defaults(run=run)
-    verb = verbs.add_parser("import", help="convert a mosquitto.conf or emqx.conf to TOML")
-    verb.add_argument("file", type=Path, metavar="FILE")
+    verb = verbs.add_parser("import", help="convert a mosquitto.conf, or an emqx.conf and files of its plugins, to TOML")
+    verb.add_argument("file", type=Path, metavar="FILE", nargs="+", help="emqx_backend_*.conf and *.tmpl of EMQ X Enterprise, too")
     verb.add_argument("--format", choices=("mosquitto", "emqx"), help="default: derived from the name of the file")
     verb.add_argument("--rules", type=Path, metavar="NEW", help="new file of rules (.toml), converted from mosquitto's acl_file")
     verb.set_defaults(run=_import)
@@ -172,22 +174,28 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    from shardbroker.config.foreign import rules_toml, to_toml
+    from shardbroker.config.foreign import Imported, rules_toml, to_toml
     from shardbroker.config.foreign_emqx import read_emqx
+    from shardbroker.config.foreign_emqx_backends import add_backends
     from shardbroker.config.foreign_mosquitto import read_mosquitto
 
-    kind = arguments.format or next((one for one in ("mosquitto", "emqx") if one in arguments.file.name), None)
-    if kind is None:
-        raise ConfigError(f"{arguments.file}: --format: must be mosquitto or emqx")
-    try:
-        text = arguments.file.read_text(errors="replace")
-    except OSError as error:
-        raise ConfigError(f"{arguments.file}: {error.strerror}") from None
-    if kind == "mosquitto":
+    texts: dict[str, list[tuple[Path, str]]] = {kind: [] for kind in FORMATS}
+    for file in arguments.file:
+        try:
+            text = file.read_text(errors="replace")
+        except OSError as error:
+            raise ConfigError(f"{file}: {error.strerror}") from None
+        texts[_format_of(file, text, arguments.format)].append((file, text))
+    if len(texts["mosquitto"]) + len(texts["emqx"]) > 1 or (texts["mosquitto"] and len(arguments.file) > 1):
+        raise ConfigError("files: must be one mosquitto.conf, or one emqx.conf with files of emqx_backend_* and templates")
+    imported = Imported()
+    for _file, text in texts["mosquitto"]:
         text = re.sub(r"^include_dir[ ]+(.+)$", _included, text, flags=re.MULTILINE)
         imported = read_mosquitto(text, _readable if arguments.rules is not None else lambda path: None)
-    else:
+    for _file, text in texts["emqx"]:
         imported = read_emqx(text)
+    add_backends(imported, [text for _, text in texts["backend"]], [(str(file), text) for file, text in texts["template"]])
+    source = ", ".join(map(str, arguments.file))
     if imported.rules is not None:
         from shardbroker.stores.files import replace_file
 
@@ -195,13 +203,27 @@ def _import(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--rules: must be a file whose name ends with .toml, got {arguments.rules}")
         imported.settings["acl", "file", "path"] = str(arguments.rules.absolute())
         try:
-            replace_file(arguments.rules, rules_toml(imported.rules, str(arguments.file)).encode())
+            replace_file(arguments.rules, rules_toml(imported.rules, source).encode())
         except OSError as error:
             raise ConfigError(f"--rules {arguments.rules}: {error.strerror}") from None
-    print(to_toml(imported, str(arguments.file)), end="")
+    print(to_toml(imported, source), end="")
     for remark in imported.remarks:
         print(f"not imported: {remark}", file=sys.stderr)
     return 1 if imported.remarks else 0
+
+
+def _format_of(file: Path, text: str, given: str | None) -> str:
+    """Returns one of FORMATS. Raises ConfigError if neither the file nor its name shows it."""
+    from shardbroker.config.foreign_emqx_backends import BACKEND
+
+    if given != "mosquitto" and file.suffix == ".tmpl":
+        return "template"
+    if given != "mosquitto" and BACKEND.search(text):
+        return "backend"
+    kind = given or next((one for one in ("mosquitto", "emqx") if one in file.name), None)
+    if kind is None:
+        raise ConfigError(f"{file}: --format: must be mosquitto or emqx")
+    return kind
 
 
 def _included(line: re.Match[str]) -> str:

@@ -78,7 +78,7 @@ def to_toml(imported: Imported, source: str) -> str:
         lines += ["# Not taken over; see docs/coming-from.md:", *(f"#   {_line(text)}" for text in imported.remarks)]
     sections: dict[KeyPath, list[str]] = {}
     for path, value in imported.settings.items():
-        depth = 3 if path[0] in SECTIONS else 2 if path[0] in ("listeners", "rules", "streams") else 1
+        depth = 3 if path[0] in SECTIONS else 2 if path[0] in ("listeners", "persistence", "rules", "streams") else 1
         sections.setdefault(path[:depth], []).append(f"{dotted(path[depth:])} = {toml_value(value)}")
     for section, body in sections.items():
         lines += ["", f"[{dotted(section)}]", *body]

@@ -14,7 +14,7 @@ from shardbroker.config.sinks.tables import Connectors
 from shardbroker.config.sinks.types import SINK_TYPES
 from shardbroker.config.units import Allowed
 
-__all__ = ["DATABASES", "Kept", "KeptMessages", "Persistence", "check_connectors", "key_of"]
+__all__ = ["DATABASES", "Kept", "KeptMessages", "Persistence", "check_connectors", "check_filters_of_rule", "key_of"]
 
 FILTERS_MAX = 100
 """Topic filters of a part: they are in the SQL of one rule."""
@@ -22,6 +22,14 @@ EVENTS = ("$events/", "$bridges/", "$sources/")
 """Starts of names behind FROM that are no topic filters."""
 
 Filters = Annotated[list[str], Allowed('a list of topic filters without quotes and backslashes, such as ["sensors/#"]')]
+
+
+def check_filters_of_rule(texts: list[str]) -> None:
+    """Raises ValueError for a text that is no topic filter, or that the SQL of a rule cannot name."""
+    check_filters(texts)
+    for one in texts:
+        if one.startswith(EVENTS) or any(char in "\"'\\" or char < " " for char in one):
+            raise ValueError(f"allowed are topic filters without quotes, backslashes and control characters, not {one[:200]!r}")
 
 
 class KeptMessages(Section):
@@ -40,10 +48,7 @@ class KeptMessages(Section):
     @field_validator("messages", "retained", "acked", check_fields=False)
     @classmethod
     def _filters(cls, value: list[str]) -> list[str]:
-        check_filters(value)
-        for one in value:
-            if one.startswith(EVENTS) or any(char in "\"'\\" or char < " " for char in one):
-                raise ValueError(f"allowed are topic filters without quotes, backslashes and control characters, not {one[:200]!r}")
+        check_filters_of_rule(value)
         return value
 
     @property
