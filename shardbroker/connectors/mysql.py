@@ -20,12 +20,19 @@ LOST_CODES = {1040, 1043, 1044, 1045, 1049, 1053, 1129, 1130, 1203, 1226, 1251, 
 CLIENT_CODES = range(2000, 3000)
 """Errors of the library, which cannot reach a server. All other codes are of servers."""
 
+NAMES = "SET NAMES utf8mb4"
+"""At the start of a connection: a server may ignore the character set of the handshake."""
+STRICT = "sql_mode = IF(@@sql_mode LIKE '%STRICT%', @@sql_mode, CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_TRANS_TABLES'))"
+"""Without it a server cuts texts, and writes ? for bytes that are not UTF-8. It is in the default of MySQL and MariaDB."""
+
 
 class Mysql(PooledConnector):
     """Lends connections whose cursors return rows as dicts. They are opened when they are needed."""
 
-    def __init__(self, settings: MysqlConnection, key: str) -> None:
+    def __init__(self, settings: MysqlConnection, key: str, *, is_strict: bool = False) -> None:
+        """is_strict: the server rejects a value that does not fit, rather than change it."""
         super().__init__(settings.timeout)
+        self._init_command = f"{NAMES}, {STRICT}" if is_strict else NAMES
         self._settings = settings
         self._address = address_of(settings, key)
         self._tls = tls_of(settings, key)
@@ -43,7 +50,7 @@ class Mysql(PooledConnector):
             maxsize=self._settings.pool_size,
             connect_timeout=self._settings.timeout,
             charset="utf8mb4",
-            init_command="SET NAMES utf8mb4",  # a server may ignore the character set of the handshake
+            init_command=self._init_command,
             autocommit=True,
             cursor_cls=DictCursor,
             pool_recycle=-1,

@@ -74,7 +74,7 @@ MOVE: Final = (
 
 def connect(settings: MysqlConnector, key: str) -> Mysql:
     """Returns the connector. Raises ConnectionSettingError."""
-    return Mysql(settings, key)
+    return Mysql(settings, key, is_strict=True)
 
 
 def make(action: MysqlAction, connector: Mysql, id: str) -> Driver:

@@ -70,7 +70,7 @@ def _any(value: Value) -> Any:
 def _text(value: Value) -> str:
     text = text_of(value)
     if isinstance(text, bytes):
-        raise ValueError
+        text = text.decode()
     text.encode()
     return text
 

@@ -89,7 +89,7 @@ def _kind(value: Value) -> str:
 def text_for(value: Value) -> str:
     text = text_of(value)
     if isinstance(text, bytes):
-        raise ValueError
+        text = text.decode()
     if "\0" in text:
         raise ValueError
     text.encode()

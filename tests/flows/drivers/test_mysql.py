@@ -116,6 +116,39 @@ def test_values_arrive_with_their_types_and_those_that_do_not_fit_fail_alone(opt
             assert found == [*shown[:1], "NULL", *shown[1:]], name
 
 
+BYTES = [b"\xff\0A", b"a\xffb", b"gr\xc3\xbcn", "text"]
+
+
+@pytest.mark.parametrize("mode", ["", "STRICT_TRANS_TABLES", "ANSI_QUOTES"])
+def test_bytes_that_are_no_text_fail_for_a_column_of_text_in_whatever_way_and_mode(mode: str) -> None:
+    """A server without strict mode would write ? for them."""
+    ways = {
+        "plain": "INSERT INTO plain (n, te, bl) VALUES (${n}, ${payload}, NULL)",
+        "expression": "INSERT INTO expression (n, te) VALUES (${n}, CONCAT(${payload}, ''))",
+        "query": "INSERT INTO query (n, te) SELECT ${n}, ${payload}",
+        "change": "INSERT INTO `change` (n, te) VALUES (${n}, '') ON DUPLICATE KEY UPDATE te = ${payload}",
+        "bytes": "INSERT INTO bytes (n, bl) SELECT ${n}, ${payload}",
+    }
+    tables = [f"CREATE TABLE `{one}` (n INT PRIMARY KEY, te TEXT CHARACTER SET utf8mb4, bl BLOB);" for one in ways]
+
+    async def scenario() -> None:
+        for way, sql in ways.items():
+            driver = made(server, sql)
+            failed = await written(driver, rows_of([{"n": number, "payload": value} for number, value in enumerate(BYTES)]))
+            assert list(failed) == ([] if way == "bytes" else [0, 1]), (way, failed)
+            for reason in failed.values():
+                assert reason in ("${payload}: must be text in UTF-8, got bytes", "wrong value (error 1366)")
+            await driver.close()
+            await driver._connector.close()
+
+    old = "INSERT INTO `change` VALUES (0, '', NULL), (1, '', NULL), (2, '', NULL), (3, '', NULL);"
+    with mariadb("".join(tables) + old, f"--sql-mode={mode}") as server:
+        run(scenario)
+        for way in ways:
+            shown = lines(server.client(f"SELECT HEX(COALESCE(te, bl)) FROM mqtt.`{way}` WHERE te != '' OR bl != '' ORDER BY n"))
+            assert shown == [*(["FF0041", "61FF62"] if way == "bytes" else []), "6772C3BC6E", "74657874"], way
+
+
 HOSTILE = [
     "'; DROP TABLE t; --", '"', "\\", "\\'", "''", "$1", "?", "${topic}", "%s", "{}", "a\nb\tc\r", "\0", "\x1a", "\u2028",
     "x" * 100_000, "\\N", "NULL", "/*", "`", "\xbf\x27",

@@ -36,6 +36,9 @@ class Database:
             found = self._made.psql("SELECT count(*), count(DISTINCT (c, n)) FROM t").strip().split("|")
         return int(found[0]), int(found[1])
 
+    def execute(self, sql: str) -> str:
+        return str(self._made.client(f"USE mqtt; {sql}") if self.kind == "mysql" else self._made.psql(sql))
+
 
 @contextmanager
 def database(kind: str) -> Iterator[Database]:
@@ -115,3 +118,24 @@ def test_rows_that_fail_go_to_the_fallback_alone(kind: str, once: bool) -> None:
             until(lambda: any("row not written" in line for line in broker.output))
             said = [line for line in broker.output if "row not written" in line]
             assert not any("secret" in line or "long name" in line for line in said)
+
+
+@pytest.mark.parametrize("kind", ["pgsql", "mysql"])
+def test_a_payload_that_is_no_text_fails_alone_for_a_column_of_text(kind: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as place, database(kind) as found:
+        definitions = sections(found)
+        found.execute(f"CREATE TABLE b (c varchar(20), payload {'longblob' if kind == 'mysql' else 'bytea'})")
+        action = definitions[f"actions.{kind}.rows"]
+        action["parameters"] = {"sql": "INSERT INTO t (c, k) VALUES (${clientid}, ${payload})"}
+        definitions[f"actions.{kind}.bytes"] = {**action, "parameters": {"sql": "INSERT INTO b VALUES (${clientid}, ${payload})"}}
+        definitions["rules.hot"] = {"sql": 'SELECT clientid, payload FROM "in/#"', "actions": [f"{kind}:rows", f"{kind}:bytes"]}
+        with SinksBroker(WORKERS, Path(place) / "data", definitions) as broker:
+            publish_all(broker.address, 0, WORKERS, ["grün".encode(), b"\xff\x00 secret", b"{}"])
+            until(lambda: found.counts()[0] == 2, lambda: str(broker.action(f"{kind}:rows")), 30)
+            until(lambda: broker.action(f"{kind}:rows").get("failed") == 1, lambda: str(broker.action(f"{kind}:rows")))
+            until(lambda: broker.action(f"{kind}:bytes").get("success") == 3, lambda: str(broker.action(f"{kind}:bytes")))
+            until(lambda: any("row not written" in line for line in broker.output))
+            (said,) = [line for line in broker.output if "row not written" in line]
+        assert "${payload}: must be text in UTF-8" in said and "got bytes" in said and "secret" not in said
+        shown = found.execute(f"SELECT {'hex(payload)' if kind == 'mysql' else 'encode(payload, $$hex$$)'} FROM b").lower().split()
+        assert shown == ["6772c3bc6e", "ff0020736563726574", "7b7d"]
