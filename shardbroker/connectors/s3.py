@@ -38,6 +38,7 @@ class S3(Connector[Any]):
     async def _lend(self) -> AsyncIterator[Any]:
         if self._client is None:
             self._client = await self._open.enter_async_context(self._made())
+            self._client.meta.events.register_last("before-call.s3", _send_at_once)
         yield self._client
 
     def _made(self) -> Any:
@@ -76,6 +77,12 @@ class S3(Connector[Any]):
 
     async def _close(self) -> None:
         await self._open.aclose()
+
+
+def _send_at_once(params: dict[str, Any], **_more: Any) -> None:
+    """Removes `Expect: 100-continue`: it costs a round trip for each object, and where the server goes meanwhile, aiohttp leaves an
+    error that is on standard error."""
+    params["headers"].pop("Expect", None)
 
 
 def code_of(error: ClientError) -> str:

@@ -6,6 +6,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from shardbroker.flows.sinks.row import Row
 from shardbroker.rules.values import UNDEFINED
 from tests.flows.drivers.delivery import deliver, opened, run, some_rows
 from tests.flows.drivers.pages import settings_of
+from tests.flows.sinks.service import Service
 from tests.servers.s3 import ACCOUNT, BUCKET, objects, own_client, reject_accounts, s3_server
 
 pytestmark = pytest.mark.own_broker
@@ -83,6 +85,20 @@ def test_an_object_for_each_row(port: int, client: Any) -> None:
     assert list(found) == ["in/a/b.json", "in/c.json"]
     assert json.loads(found["in/a/b.json"]) == {**values, "k": "a/b", "b": {"$bytes": "/w=="}}
     assert client.head_object(Bucket=BUCKET, Key="in/c.json")["ContentType"] == "application/json"
+
+
+def test_an_object_is_sent_without_asking_before(tmp_path: Path) -> None:
+    with Service(tmp_path) as service:
+        over = connector(service.port)
+        one = driver(over, "in/${k}.json")
+
+        async def scenario() -> Any:
+            return await one.write([row("a", n=1)])
+
+        assert run(scenario(), over) == []
+        (request,) = service.requests()
+    assert request["path"].endswith("/in/a.json") and json.loads(request["body"]) == {"k": "a", "n": 1}
+    assert "Expect" not in request["headers"]
 
 
 def test_content_acl_and_compression(port: int, client: Any) -> None:
