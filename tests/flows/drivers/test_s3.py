@@ -28,12 +28,15 @@ from tests.servers.s3 import ACCOUNT, BUCKET, objects, own_client, reject_accoun
 
 pytestmark = pytest.mark.own_broker
 TIMEOUT_S = 2.0
+"""Where a server stops answering."""
+PATIENT_S = 30.0
+"""A first request also loads what the library knows of S3: seconds on a busy machine."""
 ORIGIN = "0" * 32
 FOLDER = f"rows/n1/{ORIGIN}/0"
 
 
 def connector(port: int = 1, **more: Any) -> Any:
-    settings = {"host": "127.0.0.1", "port": port, "tls": False, "timeout": TIMEOUT_S, **ACCOUNT, **more}
+    settings = {"host": "127.0.0.1", "port": port, "tls": False, "timeout": PATIENT_S, **ACCOUNT, **more}
     return connect(S3Connector.model_validate(settings), "connectors.s3.x")
 
 
@@ -370,7 +373,7 @@ def test_definitions_of_emqx() -> None:
 def test_a_server_that_stops_answering_loses_no_row_and_repeats_none(mode: str) -> None:
     rows, timers = some_rows(1_000, lambda number: {"k": str(number)}), []
     with s3_server() as server:
-        over = connector(server.port)
+        over = connector(server.port, timeout=TIMEOUT_S)
 
         def after(batch: int) -> None:
             if batch == 3:
