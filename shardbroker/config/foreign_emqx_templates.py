@@ -57,7 +57,7 @@ class Template(NamedTuple):
 
 
 class Made(NamedTuple):
-    """SQL of a rule and parameters of an action. unit_is_unknown: the time is one of a payload."""
+    """SQL of a rule and parameters of an action. unit_is_unknown: of times in InfluxDB."""
 
     sql: str
     parameters: dict[str, Any]
@@ -247,10 +247,9 @@ def _opents(body: dict[str, Any], fields: _Fields, precision: str) -> Made:
         raise ValueError("tags: must have at least one, as OpenTSDB refuses points without")
     point["value"] = fields.add("value", body["value"])
     time = body.get("timestamp", "$timestamp")
-    if time in ("$timestamp", ["$timestamp"]):
-        return Made(fields.sql(), {"data": [point]})
-    point["timestamp"] = fields.add("time", time)
-    return Made(fields.sql(), {"data": [point]}, True)
+    if time not in ("$timestamp", ["$timestamp"]):
+        point["timestamp"] = fields.add("time", time)
+    return Made(fields.sql(), {"data": [point]})
 
 
 def _timescale(body: dict[str, Any], fields: _Fields, precision: str) -> Made:

@@ -385,5 +385,10 @@ def test_templates_need_a_pool_and_a_unit() -> None:
     found = imported([conf.replace("backend.influxdb.pool1.http.precision = ms\n", "")], x={"t": body})
     (remark,) = found.remarks
     assert "its unit" in remark
+    points = {"measurement": "a", "value": 1, "tags": {"a": "b"}, "timestamp": ["$payload", "ts"]}
+    found = imported([OPENTSDB.replace("PORT", "4242")], x={"t": points})
+    assert found.remarks == []
+    (data,) = [value for key, value in found.settings.items() if key[-1] == "data"]
+    assert data == [{"metric": "${metric}", "tags": {"a": "${tag_a}"}, "value": "${value}", "timestamp": "${time}"}]
     found = imported([conf])
     assert "nothing is written without templates" in found.remarks[0]
