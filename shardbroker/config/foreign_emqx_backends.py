@@ -22,8 +22,6 @@ from shardbroker.config.persistence import check_filters_of_rule
 
 __all__ = ["BACKEND", "add_backends"]
 
-BACKEND = re.compile(r"^[ \t]*backend\.\w+\.", re.MULTILINE)
-"""What a file of such a plugin has."""
 TYPES = {
     "cassa": "cassandra",
     "dynamo": "dynamo",
@@ -37,6 +35,8 @@ TYPES = {
     "timescale": "timescale",
 }
 """Name of a plugin -> type of connectors and actions. Cassandra's pools have another name than its hooks."""
+BACKEND = re.compile(rf"^[ \t]*backend\.({'|'.join(TYPES)})\.", re.MULTILINE)
+"""What a file of such a plugin has."""
 WITH_TEMPLATES = ("influxdb", "opents", "timescale")
 LOOKUPS = {"mongodb": "mongodb", "mysql": "mysql", "pgsql": "postgresql", "redis": "redis"}
 """Type -> source of `auto_subscribe`."""
