@@ -21,6 +21,7 @@ cdef enum RecordKind:
     RECORD_TRACE = 8                   # to the manager: an event for traces, CBOR in the payload, see worker/observers/traces.pxd
     RECORD_KEEP = 9                    # from a link process: streams of a node that go on, u64 identities in the payload
     RECORD_REPLAY = 10                     # for the replay `member`: a message, or without a topic how far it is; a ReplayPlace in the group
+    RECORD_FED = 11                        # from a process flows: an event of a source for rules: name in the topic, CBOR columns in the payload
 
 cdef enum RecordFlag:
     FLAG_QOS = 3                       # two bits

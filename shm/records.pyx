@@ -12,8 +12,8 @@ cdef enum:
     JOURNAL_UTF8 = 0x08                    # of the flags of a message in a journal (journal/schema.py)
 
 __all__ = [
-    "ANSWER", "COMMAND", "DAMAGE", "EVENT", "NOTE", "REPLAY", "TRACE", "encode_note", "encode_publish", "encode_record", "encode_replay",
-    "encode_replay_place", "encode_spilled", "note_of", "open_record",
+    "ANSWER", "COMMAND", "DAMAGE", "EVENT", "FED", "NOTE", "PUBLISH", "REPLAY", "TRACE", "encode_event", "encode_note",
+    "encode_publish", "encode_record", "encode_replay", "encode_replay_place", "encode_spilled", "note_of", "open_record",
 ]
 
 EVENT = int(RECORD_EVENT)
@@ -22,6 +22,8 @@ ANSWER = int(RECORD_ANSWER)
 NOTE = int(RECORD_NOTE)
 TRACE = int(RECORD_TRACE)
 REPLAY = int(RECORD_REPLAY)
+PUBLISH = int(RECORD_PUBLISH)
+FED = int(RECORD_FED)
 """Kinds of records for Python processes."""
 
 DAMAGE = "damage"
@@ -60,6 +62,18 @@ def encode_publish(bytes topic not None, bytes payload not None, *, int qos=0, b
     header.expires_ms = <uint64_t>expires_ms
     header.sent_us = <uint32_t>(time.monotonic_ns() // 1000 & 0xFFFFFFFF)
     return PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + topic + properties + client_id + payload
+
+
+def encode_event(bytes event not None, bytes columns not None) -> bytes:
+    """Returns a record by which a process flows has an event of a source journalled for rules. columns: CBOR, a map of names to
+    values."""
+    cdef RecordHeader header
+    memset(&header, 0, sizeof(header))
+    header.kind = RECORD_FED
+    header.topic_size = <uint32_t>PyBytes_GET_SIZE(event)
+    header.payload_size = <uint32_t>PyBytes_GET_SIZE(columns)
+    header.sent_us = <uint32_t>(time.monotonic_ns() // 1000 & 0xFFFFFFFF)
+    return PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + event + columns
 
 
 def encode_replay(uint64_t number, uint32_t journal, uint64_t incarnation, tuple record not None) -> bytes:

@@ -14,7 +14,8 @@ from shardbroker.config.units import Allowed, Duration, Whole
 __all__ = ["DEFINITIONS", "RULES_MAX", "RULE_ID", "Flows", "Rule", "RuleEngine", "needs_flows"]
 
 DEFINITIONS = "flows.json"
-"""Rules, connectors and actions: those made while the broker runs in the data directory, all in force in the runtime directory."""
+"""Rules, connectors, actions and sources: those made while the broker runs in the data directory, all in force in the runtime
+directory."""
 PROCESSES_MAX = 64
 RULE_ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 RULES_MAX = 10_000
@@ -28,7 +29,7 @@ Processes = Annotated[
 
 
 class Flows(Section):
-    """The processes that evaluate rules and carry out actions; they run only if there is a rule, a connector or an action."""
+    """The processes that evaluate rules and carry out actions; they run only if there is a rule or a connector."""
 
     processes: Processes = Field("auto", description="Processes; auto: one for 8 workers. Never more than workers.")
 
@@ -67,7 +68,7 @@ def has_definitions(path: Path) -> bool:
     """Returns whether a file of definitions has any; one that cannot be read may have some."""
     try:
         content = json.loads(path.read_bytes())
-        return any(content.get(kind) for kind in ("rules", "connectors", "actions"))
+        return any(content.get(kind) for kind in ("rules", "connectors", "actions", "sources"))
     except FileNotFoundError:
         return False
     except (OSError, ValueError, AttributeError, RecursionError):

@@ -21,7 +21,7 @@ from shardbroker.config.persistence import Persistence, check_connectors
 from shardbroker.config.plugins import PluginSettings
 from shardbroker.config.replay import Replay
 from shardbroker.config.sinks.ids import check_own_name
-from shardbroker.config.sinks.tables import Actions, Connectors, check_actions
+from shardbroker.config.sinks.tables import Actions, Connectors, Sources, check_actions, check_sources
 from shardbroker.config.streams import Stream, check_names
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
 from shardbroker.config.watching import SlowSubs, TopicMetrics, Trace
@@ -423,6 +423,7 @@ class Settings(Section):
     rule_engine: Annotated[RuleEngine, Live(MANAGER)] = RuleEngine()
     connectors: Annotated[Connectors, Live(MANAGER, SUPERVISOR)] = Connectors()
     actions: Annotated[Actions, Live(MANAGER, SUPERVISOR)] = Actions()
+    sources: Annotated[Sources, Live(MANAGER, SUPERVISOR)] = Sources()
     rules: Annotated[dict[str, Rule], Live(MANAGER, SUPERVISOR)] = Field({})
     streams: Annotated[dict[str, Stream], Live(MANAGER, SUPERVISOR)] = Field({})
     persistence: Annotated[Persistence, Live(MANAGER, SUPERVISOR)] = Persistence()
@@ -440,7 +441,7 @@ class Settings(Section):
     def _journal(cls, value: Connectors, info: ValidationInfo) -> Connectors:
         durability = info.data.get("durability")
         if value.by_id() and isinstance(durability, Durability) and durability.level == "none":
-            raise ValueError("allowed is no connector with durability.level = none: actions need a journal")
+            raise ValueError("allowed is no connector with durability.level = none: actions and sources need a journal")
         return value
 
     @field_validator("actions")
@@ -449,6 +450,14 @@ class Settings(Section):
         connectors = info.data.get("connectors")
         if isinstance(connectors, Connectors):
             check_actions(value, connectors)
+        return value
+
+    @field_validator("sources")
+    @classmethod
+    def _sources_connected(cls, value: Sources, info: ValidationInfo) -> Sources:
+        connectors = info.data.get("connectors")
+        if isinstance(connectors, Connectors):
+            check_sources(value, connectors)
         return value
 
     @field_validator("rules")

@@ -11,7 +11,7 @@ from shardbroker.config.keys import allowed_text, dotted, plain, section_of, tom
 from shardbroker.config.listeners import Certificate, Listener, Tls
 from shardbroker.config.live import is_live
 from shardbroker.config.settings import Settings
-from shardbroker.config.sinks.tables import Actions, Connectors
+from shardbroker.config.sinks.tables import Actions, Connectors, Sources
 from shardbroker.config.sinks.types import SINK_TYPES
 from shardbroker.config.sources import Loaded
 from shardbroker.config.streams import Stream
@@ -90,10 +90,13 @@ def reference() -> str:
     listeners = {"default": Listener().model_copy(update={"tls": tls})}
     connectors = Connectors.model_construct(**{type: {"<name>": row.connector()} for type, row in SINK_TYPES.items()})
     actions = Actions.model_construct(**{type: {"<name>": _with_entries(row.action())} for type, row in SINK_TYPES.items()})
+    with_sources = {type: row.source for type, row in SINK_TYPES.items() if row.source is not None}
+    sources = Sources.model_construct(**{type: {"<name>": _with_entries(model())} for type, model in with_sources.items()})
     named = {"listeners": listeners, "rules": {"<name>": Rule()}, "streams": {"<name>": Stream()}}
-    for section, model in sections(Settings().model_copy(update={**named, "connectors": connectors, "actions": actions})):
+    all_named = {**named, "connectors": connectors, "actions": actions, "sources": sources}
+    for section, model in sections(Settings().model_copy(update=all_named)):
         if not any(leaves(model)):
-            continue  # connectors and actions have tables alone
+            continue  # connectors, actions and sources have tables alone
         shown = section.replace("listeners.default", "listeners.<name>")
         summary = (type(model).__doc__ or "").splitlines()[0]
         lines += ["", f"## {shown}", "", summary, "", "| key | default | allowed | change | meaning |", "|---|---|---|---|---|"]

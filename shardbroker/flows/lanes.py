@@ -79,6 +79,10 @@ class Lanes:
         """Returns (worker, position behind what was put so far) of each lane with records that are under way."""
         return [(worker, ring.head_at()) for worker, ring in enumerate(self._rings) if not self.is_past((worker, ring.head_at()))]
 
+    def mark(self, worker: int) -> tuple[int, int]:
+        """Returns the worker and the position behind what was put into its lane so far."""
+        return worker, self._rings[worker].head_at()
+
     def is_past(self, mark: tuple[int, int]) -> bool:
         """Returns whether the worker is done with everything up to a position; at level machine it is on the disk."""
         worker, position = mark

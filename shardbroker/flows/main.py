@@ -24,8 +24,9 @@ from shardbroker.flows.rule_table import RuleTable, read_content
 from shardbroker.flows.rule_traces import RuleTraces
 from shardbroker.flows.runner import Runner, collect_seldom
 from shardbroker.flows.sinks.sinks import Sinks
+from shardbroker.flows.sources.sources import Sources
 from shardbroker.flows.trial import try_loaded
-from shardbroker.flows.wire import MESSAGE_MAX, SINK_VERBS, decode, encode_answer, encode_probed, encode_tried
+from shardbroker.flows.wire import MESSAGE_MAX, SINK_VERBS, SOURCE_VERBS, decode, encode_answer, encode_probed, encode_tried
 from shardbroker.journal.errors import JournalError
 from shardbroker.journal.schema import Kind, MessageFlag
 from shardbroker.logs.log import Log
@@ -84,7 +85,8 @@ class _Service:
         self._progress = Progress(topology, number, processes, self._table, self._lanes, self._write)
         stored, is_damaged = self._progress.stored, self._progress.is_damaged
         data_dir, node, end_of = topology.data_dir, topology.node_name, self._progress.end_of
-        self._sinks = Sinks(data_dir, node, number, self._table, stored, is_damaged, end_of, self._wake)
+        self._sources = Sources(number, processes, self._lanes, payload_max, self._table, self._wake)
+        self._sinks = Sinks(data_dir, node, number, self._table, stored, is_damaged, end_of, self._wake, self._sources)
         self._progress.of_sinks = lambda: self._sinks.figures(self._progress.known_feeds)
         self._replays = Replays(topology, number, self._lanes, self._write)
         self._definitions = topology.runtime_dir / DEFINITIONS
@@ -93,6 +95,7 @@ class _Service:
         self._feeds = 0
         """Journals that actions have begun."""
         self._tick_s = 0.0
+        self._stops_sources = False
         self._is_busy = False
         """Whether the last sleep was short."""
 
@@ -116,7 +119,10 @@ class _Service:
                     self._tick()
                 if self._progress.figures.is_under_way:
                     self._progress.figures.step()
-                if not moved and self._stop_s is not None:
+                if self._stop_s is not None and not self._stops_sources:
+                    self._stops_sources = True
+                    self._sources.stop()
+                if not moved and self._stop_s is not None and not self._sources.is_busy:
                     break
                 if moved and self._is_busy:
                     if moved < FULL_BYTES:
@@ -138,6 +144,9 @@ class _Service:
     def _turn(self) -> int:
         """Reads once from each journal, and sends to replays; returns about how many bytes it read, 0 only if there was nothing."""
         moved = 0
+        if self._sources.turn(self._progress.complain):
+            self._lanes.ring()
+            moved = FULL_BYTES
         if self._stop_s is None:  # workers have the positions of replays, which begin again with the next process
             self._replays.take_orders()
             if self._replays.turn():
@@ -187,7 +196,7 @@ class _Service:
         events = int(MessageFlag.FED) | (int(MessageFlag.CAPTURED) if self._replays else 0)
         timeout_s = 0.0
         if self._inbox.go_to_sleep(events) and not (look and self._turn()):
-            timeout_s = 0.0 if self._progress.figures.is_under_way else self._replays.wait_s(FALLBACK_S)
+            timeout_s = 0.0 if self._progress.figures.is_under_way else self._sources.wait_s(self._replays.wait_s(FALLBACK_S))
         begin_s = time.monotonic()
         ready, _, _ = select.select([self._bell, self._channel.fileno(), *self._replays.descriptors], [], [], timeout_s)
         self._is_busy = time.monotonic() - begin_s < BUSY_S
@@ -222,6 +231,8 @@ class _Service:
         self._begin(new, list(self._table.problems), changed, removed)
         for id, problem in self._sinks.problems.items():
             self._write("error", log_line("action not loaded", action=id, reason=problem[:300]))
+        for id, problem in self._sources.problems.items():
+            self._write("error", log_line("source not loaded", source=id.removeprefix("source "), reason=problem[:300]))
 
     def _change(self, request: dict[str, Any]) -> list[str]:
         """Takes over what has changed, or reads the definitions; returns the rules that may have problems."""
@@ -243,6 +254,7 @@ class _Service:
         self._progress.begin(new, cursors or {}, gone or [], self._sinks.held())
         self._traces.look()
         self._traces.follow()
+        self._sources.follow_rules()
         self._is_loaded = True
         collect_seldom()
         for rule in changed:
@@ -255,6 +267,11 @@ class _Service:
             if request.get("verb") in ("probe", "create_tables"):
                 self._probe(request)
                 continue
+            if request.get("verb") in SOURCE_VERBS:
+                id = str(request.get("source"))
+                problem = self._sources.order(str(request["verb"]).removeprefix("source_"), id)
+                self._answer(encode_answer(request["id"], self._table.generation, {id: problem} if problem else {}))
+                continue
             if request.get("verb") in SINK_VERBS:
                 self._answer(encode_answer(request["id"], self._table.generation, self._ordered(request)))
                 continue
@@ -264,7 +281,8 @@ class _Service:
                 rule.reset()
             elif request.get("verb") == "traces":
                 self._traces.look()
-            problems = {rule: self._table.problems[rule] for rule in named if rule in self._table.problems} | self._sinks.problems
+            problems = {rule: self._table.problems[rule] for rule in named if rule in self._table.problems}
+            problems |= self._sinks.problems | self._sources.problems
             answer = encode_answer(request["id"], self._table.generation, problems)
             if request.get("verb") == "try":
                 answer = encode_tried(request["id"], self._tried(request))
@@ -289,7 +307,8 @@ class _Service:
         """Tries a connector, and an action over it, or creates the tables of a preset."""
         number, kind = request["id"], str(request.get("type"))
         work = partial(create_tables, kind) if request["verb"] == "create_tables" else None
-        self._sinks.probe(kind, request.get("settings"), request.get("action"), lambda error: encode_probed(number, error), work)
+        settings, action, source = request.get("settings"), request.get("action"), request.get("source")
+        self._sinks.probe(kind, settings, action, lambda error: encode_probed(number, error), work, source)
 
     def _ordered(self, request: dict[str, Any]) -> dict[str, str]:
         """Carries out an order for an action; returns problems."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from shardbroker.config.sinks.ids import check_names_of_sources, source_id
 from shardbroker.flows.actions import Action, make_action
 from shardbroker.flows.filters import FilterTree
 from shardbroker.flows.rule import LoadedRule
@@ -87,6 +88,7 @@ class RuleTable:
         id = one["id"]
         try:
             compiled = compile_rule(str(one.get("sql", "")))
+            check_names_of_sources(compiled.filters)
             actions = [make_action(id, action, self._factories) for action in one.get("actions") or []]
         except (SqlError, EvaluationError, ValueError) as error:
             self.problems[id] = str(error)
@@ -129,6 +131,8 @@ class RuleTable:
 
     def hides(self, columns: dict[str, Any]) -> bool:
         """Returns whether rules do not see an event; only those of messages have a payload."""
+        if str(columns.get("event")).startswith("$sources/"):
+            return False  # their topics are those of other systems
         return self.ignores_sys and "payload" in columns and str(columns.get("topic")).startswith("$SYS/")
 
     def forget_topics(self) -> None:
@@ -146,7 +150,12 @@ def read_content(path: Path) -> dict[str, Any]:
 
 def _sources(rule: LoadedRule) -> tuple[list[bytes], list[bytes]]:
     """Returns the topic filters and the events behind FROM, each once."""
-    named = list(dict.fromkeys(rule.compiled.filters))
-    events = [event.name for name in named if name.startswith(EVENTS) and (event := event_of(name)) is not None]
-    filters = [name.encode() for name in named if not name.startswith(EVENTS)]
+    filters, events = [], []
+    for name in dict.fromkeys(rule.compiled.filters):
+        if id := source_id(name):
+            events.append(f"$sources/{id}")
+        elif not name.startswith(EVENTS):
+            filters.append(name.encode())
+        elif (event := event_of(name)) is not None:
+            events.append(event.name)
     return filters, [event.encode() for event in dict.fromkeys(events)]

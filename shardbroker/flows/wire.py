@@ -11,13 +11,15 @@
                                                   tries it                  -> {"id": n, "error": text}, later than other answers
     {"id": n, "verb": "create_tables", "type": type, "settings": {...}}
                                                   those of a preset that are missing, over a connector -> as for probe
+    {..., "source": {...}}                        the same with a source over the connector
+    {"id": n, "verb": V, "source": id}            V of SOURCE_VERBS         -> as for load; the problem by its id
     {"id": n, "verb": V, "sink": id}              V of SINK_VERBS           -> as for load; the problem of the action by its id
     {..., "at_us": Unix µs, "earliest" or "latest"}
                                                   the same with sink_rewind: reads from there on
 
-The answer to `load` has the generation in force, which is G or a later one, and the rules that cannot be used: those of
-`changed`, or of all if the definitions were read; besides, actions by `type:name` and connectors by `connector type:name`.
-From then on a message that reaches the journal is seen by all the others.
+The answer to `load` has the generation in force, which is G or a later one, and the rules that cannot be used: those of `changed`,
+or of all if the definitions were read; besides, actions by `type:name`, connectors by `connector type:name`, and sources by `source
+type:name`. From then on a message that reaches the journal is seen by all the others.
 """
 
 from contextlib import suppress
@@ -26,7 +28,7 @@ from typing import Any
 import cbor2
 
 __all__ = [
-    "COUNTS", "MESSAGE_MAX", "PROBLEMS_FILE", "SINK_VERBS", "decode", "encode_answer", "encode_load", "encode_probe",
+    "COUNTS", "MESSAGE_MAX", "PROBLEMS_FILE", "SINK_VERBS", "SOURCE_VERBS", "decode", "encode_answer", "encode_load", "encode_probe",
     "encode_probed", "encode_reset", "encode_sink", "encode_traces", "encode_tried", "encode_try",
 ]  # fmt: skip
 
@@ -38,6 +40,8 @@ COUNTS = (
 
 SINK_VERBS = ("sink_start", "sink_stop", "sink_restart", "sink_rewind", "sink_reset")
 """Orders for an action: start and stop write no more and no less than is there, reset sets figures to 0."""
+SOURCE_VERBS = ("source_start", "source_stop", "source_restart", "source_reset")
+"""Orders for a source, likewise."""
 PROBLEMS_FILE = "flows-{}-problems.json"
 """File of the runtime directory, by number of the process: rule -> why it is stopped. It is written when it changes."""
 MESSAGE_MAX = 1 << 20

@@ -26,7 +26,7 @@ __all__ = ["Configuration"]
 
 FIXED = ("process.data_dir",)
 """Keys that locate KEPT_FILE and so cannot be in it."""
-WHOLE = ("rules", "connectors", "actions", "streams")
+WHOLE = ("rules", "connectors", "actions", "sources", "streams")
 """Sections that change as a whole: their keys are names."""
 
 
@@ -196,8 +196,8 @@ class Configuration:
 
 
 def _values(settings: Settings) -> dict[str, Any]:
-    """Returns every key with its value; secrets are not masked, so that a new one counts as a change. Rules, connectors
-    and actions are one value each."""
+    """Returns every key with its value; secrets are not masked, so that a new one counts as a change. Rules, connectors,
+    actions and sources are one value each."""
     keys = {
         f"{section}.{name}": getattr(model, name)
         for section, model in sections(settings)

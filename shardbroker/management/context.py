@@ -49,6 +49,7 @@ class Context:
     rules: Rules
     connectors: Sinks
     actions: Sinks
+    sources: Sinks
     streams: Streams
     registries: list[Registry] = field(default_factory=list)
     """By worker."""

@@ -42,7 +42,7 @@ TEXTS_MAX = 20_000
 
 
 class Kind(Protocol):
-    """What differs between rules, connectors and actions."""
+    """What differs between rules, connectors, actions and sources."""
 
     name: str
     """Key in the files, and section of the configuration."""
@@ -72,7 +72,7 @@ class _Change:
     @property
     def problem_key(self) -> str:
         """The key of its problem in an answer of the processes flows: a connector and an action may have the same id."""
-        return f"connector {self.id}" if self.kind == "connectors" else self.id
+        return f"{self.kind[:-1]} {self.id}" if self.kind in ("connectors", "sources") else self.id
 
     def fail(self, error: ControlError) -> None:
         self.done.set_exception(error)
@@ -339,7 +339,8 @@ class Definitions:
     async def need_processes(self) -> None:
         """Has the processes flows started, for a probe of what does not exist yet. Raises ControlError."""
         if not self._has_journal:
-            raise ControlError("BAD_REQUEST", "actions need a journal: durability.level must be process or machine, got none")
+            must = "durability.level must be process or machine, got none"
+            raise ControlError("BAD_REQUEST", f"actions and sources need a journal: {must}")
         await self._start_processes(True)
 
     # --- files ----------------------------------------------------------------------------------------------------------------

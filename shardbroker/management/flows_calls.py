@@ -14,7 +14,16 @@ from typing import Any
 import cbor2
 
 from shardbroker.control import ControlError
-from shardbroker.flows.wire import MESSAGE_MAX, PROBLEMS_FILE, decode, encode_load, encode_reset, encode_traces, encode_try
+from shardbroker.flows.wire import (
+    MESSAGE_MAX,
+    PROBLEMS_FILE,
+    SOURCE_VERBS,
+    decode,
+    encode_load,
+    encode_reset,
+    encode_traces,
+    encode_try,
+)
 from shm.topology import Topology
 
 __all__ = ["FlowsCalls", "stopped_rules"]
@@ -117,9 +126,12 @@ class FlowsCalls:
             return {}
         return content
 
-    async def probe(self, type: str, settings: dict[str, Any], action: dict[str, Any] | None = None) -> str:
-        """Returns why a connector cannot be used, by an action if one is given; empty if it can. Raises ControlError."""
-        request = partial(_encode, verb="probe", type=type, settings=settings, action=action)
+    async def probe(
+        self, type: str, settings: dict[str, Any], action: dict[str, Any] | None = None, source: dict[str, Any] | None = None
+    ) -> str:
+        """Returns why a connector cannot be used, by an action or a source if one is given; empty if it can. Raises
+        ControlError."""
+        request = partial(_encode, verb="probe", type=type, settings=settings, action=action, source=source)
         return str((await self._answer(0, self._channels[0], request, PROBE_S)).get("error", ""))
 
     async def create_tables(self, type: str, settings: dict[str, Any]) -> str:
@@ -127,14 +139,16 @@ class FlowsCalls:
         request = partial(_encode, verb="create_tables", type=type, settings=settings)
         return str((await self._answer(0, self._channels[0], request, PROBE_S)).get("error", ""))
 
-    async def order(self, verb: str, action: str, **more: Any) -> None:
-        """Carries out an order for an action: one of SINK_VERBS of flows/wire.py. Raises ControlError."""
-        for answer in await self._ask_all(partial(_encode, verb=verb, sink=action, **more)):
-            if problem := answer.get("problems", {}).get(action):
+    async def order(self, verb: str, id: str, **more: Any) -> None:
+        """Carries out an order for an action or a source: a verb of SINK_VERBS or SOURCE_VERBS of flows/wire.py. Raises
+        ControlError."""
+        asked = {"verb": verb, "source" if verb in SOURCE_VERBS else "sink": id, **more}
+        for answer in await self._ask_all(lambda number: _encode(number, **asked)):
+            if problem := answer.get("problems", {}).get(id):
                 raise ControlError("BAD_REQUEST", str(problem))
 
     def sinks(self, kind: str) -> dict[str, dict[str, Any]]:
-        """Returns id -> figures and status of connectors or actions, over all processes: at most a second old."""
+        """Returns id -> figures and status of connectors, actions or sources, over all processes: at most a second old."""
         total: dict[str, dict[str, Any]] = {}
         for number in range(len(self._channels)):
             for id, found in self._content(number).get(kind, {}).items():

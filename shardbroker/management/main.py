@@ -20,7 +20,7 @@ from shardbroker.access.auth_client import publish_rules
 from shardbroker.access.files import FileError
 from shardbroker.config import Settings
 from shardbroker.config.listeners import parse_address
-from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS
+from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, SOURCES
 from shardbroker.control import ControlError
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line
@@ -132,7 +132,7 @@ class _Manager:
         self._definitions = definitions = Definitions(
             topology,
             settings,
-            (SinkKind(CONNECTORS), SinkKind(ACTIONS), RuleKind(topology.started_ms)),
+            (SinkKind(CONNECTORS), SinkKind(ACTIONS), SinkKind(SOURCES), RuleKind(topology.started_ms)),
             feed,
             fed,
             lambda needed: call_supervisor(self._context, {"verb": "settings", "needed": [FLOWS] if needed else []}),
@@ -165,6 +165,7 @@ class _Manager:
             Rules(definitions),
             Sinks(CONNECTORS, definitions),
             Sinks(ACTIONS, definitions),
+            Sinks(SOURCES, definitions),
             self._streams,
             [Registry(topology.registry_dir(worker)) for worker in range(topology.workers)],
             view,

@@ -6,7 +6,7 @@ from typing import Any
 from shardbroker.config import Settings
 from shardbroker.config.flows import RULES_MAX
 from shardbroker.config.persistence import key_of
-from shardbroker.config.sinks.ids import normal_id
+from shardbroker.config.sinks.ids import check_names_of_sources, normal_id
 from shardbroker.control import ControlError
 from shardbroker.flows.persistence.expansion import all_rules
 from shardbroker.management.definitions import CONFIGURATION, RULES, RUNTIME, Definition, Definitions, Made, now_ms
@@ -116,16 +116,19 @@ def _checked(definition: Definition) -> list[str]:
 
     try:
         check_metadata(definition.get("metadata", {}))
-        return checked_sources(definition["sql"], definition["actions"])
+        names = checked_sources(definition["sql"], definition["actions"])
+        check_names_of_sources(names)
+        return names
     except ValueError as error:
         raise ControlError("BAD_REQUEST", str(error)) from None
 
 
 def fed(rules: Iterable[Definition]) -> tuple[set[str], set[str]]:
-    """Returns the topic filters and the events of enabled rules."""
-    from shardbroker.rules.definition import EVENTS
+    """Returns the topic filters and the events of enabled rules. Those of sources are fed by the processes flows."""
+    from shardbroker.rules.definition import EVENTS, SOURCES
     from shardbroker.rules.events import event_of
 
     names = {name for rule in rules if rule["enable"] for name in rule["from"]}
     named = {name for name in names if name.startswith(EVENTS)}
-    return names - named, {event.name for event in map(event_of, named) if event is not None}
+    filters = {name for name in names if not name.startswith((EVENTS, SOURCES))}
+    return filters, {event.name for event in map(event_of, named) if event is not None}

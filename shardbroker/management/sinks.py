@@ -1,5 +1,5 @@
-"""Connectors and actions: their checks, what depends on them, and their changes at run time. Files and turns of changes are
-those of management/definitions.py.
+"""Connectors, actions and sources: their checks, what depends on them, and their changes at run time. Files and turns of changes
+are those of management/definitions.py.
 
 A definition made at run time is kept as it was given, so that a secret in a file (`file:PATH`) is read again at each start.
 """
@@ -9,8 +9,8 @@ from typing import Any
 
 from shardbroker.config import Settings
 from shardbroker.config.show import shown
-from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, checked, from_emqx, with_secrets
-from shardbroker.config.sinks.ids import checked_id, normal_id
+from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, SOURCES, checked, from_emqx, with_secrets
+from shardbroker.config.sinks.ids import checked_id, normal_id, source_id
 from shardbroker.config.sinks.tables import SINKS_MAX
 from shardbroker.control import ControlError
 from shardbroker.flows.persistence.expansion import all_actions, all_connectors
@@ -35,7 +35,7 @@ class SinkKind:
 
     def configured(self, settings: Settings) -> dict[str, Definition]:
         """Returns those of the configuration."""
-        found = all_connectors(settings) if self.name == CONNECTORS else all_actions(settings)
+        found = {CONNECTORS: all_connectors, ACTIONS: all_actions, SOURCES: _all_sources}[self.name](settings)
         return {id: self._of_model(id, model) for id, model in found.items()}
 
     def _of_model(self, id: str, model: Any) -> Definition:
@@ -59,26 +59,31 @@ class SinkKind:
         return {name: definition[name] for name in ("id", "given", "created_ms", "changed_ms")}
 
     def in_force(self, definition: Definition, all: Made) -> dict[str, Any] | None:
-        """Returns what the processes flows get; None for an action whose connector cannot be used either."""
-        if definition["model"] is None or (self.name == ACTIONS and connector_problem(definition, all)):
+        """Returns what the processes flows get; None for an action or a source whose connector cannot be used either."""
+        if definition["model"] is None or (self.name != CONNECTORS and connector_problem(definition, all)):
             return None
         named = {name: definition[name] for name in ("id", "type", "name", "origin", "created_ms", "changed_ms")}
         return {**named, "settings": definition["model"].model_dump(mode="json")}
+
+
+def _all_sources(settings: Settings) -> dict[str, Any]:
+    found: dict[str, Any] = settings.sources.by_id()
+    return found
 
 
 def _usable(model: Any) -> dict[str, Any]:
     return {"model": model, "shown": shown(model), "problem": ""}
 
 
-def connector_of(action: Definition) -> str:
-    """Returns the id of the connector of an action."""
-    name = action["model"].connector if action["model"] is not None else action["given"].get("connector", "")
-    return f"{action['type']}:{name}"
+def connector_of(one: Definition) -> str:
+    """Returns the id of the connector of an action or a source."""
+    name = one["model"].connector if one["model"] is not None else one["given"].get("connector", "")
+    return f"{one['type']}:{name}"
 
 
-def connector_problem(action: Definition, all: Made) -> str:
-    """Returns why the connector of an action cannot be used; empty if it can."""
-    id = connector_of(action)
+def connector_problem(one: Definition, all: Made) -> str:
+    """Returns why the connector of an action or a source cannot be used; empty if it can."""
+    id = connector_of(one)
     connector = all[CONNECTORS].get(id)
     if connector is None:
         return f"connector: must exist, and there is no {id}"
@@ -86,7 +91,7 @@ def connector_problem(action: Definition, all: Made) -> str:
 
 
 class Sinks:
-    """The connectors, or the actions, of a broker."""
+    """The connectors, the actions, or the sources of a broker."""
 
     def __init__(self, kind: str, definitions: Definitions) -> None:
         self.kind, self._definitions = kind, definitions
@@ -121,7 +126,7 @@ class Sinks:
         return figures.get("status", "connecting"), figures.get("error", "")
 
     def states(self) -> dict[str, ActionState]:
-        """Returns the states of enabled actions, for alarms."""
+        """Returns the states of enabled actions or sources, for alarms."""
         found, figures = {}, self.figures()
         for one in self.all():
             if one["model"] is None or one["model"].enable:
@@ -130,7 +135,8 @@ class Sinks:
         return found
 
     def uses(self) -> dict[str, list[tuple[str, str]]]:
-        """Returns id -> kind and id of its users: actions of a connector; rules of an action, and actions that fall back on it."""
+        """Returns id -> kind and id of its users: actions and sources of a connector; rules of an action or a source, and actions
+        that fall back on it."""
         return _uses(self.kind, self._definitions.everything())
 
     # --- changes --------------------------------------------------------------------------------------------------------------
@@ -162,7 +168,8 @@ class Sinks:
         return await self._changed(id, apply)
 
     async def delete(self, id: str, with_dependents: bool) -> None:
-        """Removes one. with_dependents: actions of a connector as well, and references in rules. Raises ControlError."""
+        """Removes one. with_dependents: actions and sources of a connector as well, and references in rules to actions. Raises
+        ControlError."""
         id = normal_id(id)
 
         def apply(made: Made) -> None:
@@ -181,6 +188,8 @@ class Sinks:
             one = self._definitions.own(of, user, made)
             if kind == CONNECTORS:
                 self._delete(of, user, made, True)
+            elif kind == SOURCES:
+                continue  # a rule that names a source which is not there sees nothing of it
             elif of == RULES:
                 actions = [action for action in one["actions"] if action != id]
                 made[of][user] = stamped({**one, "actions": actions}, one["created_ms"])
@@ -215,19 +224,19 @@ class Sinks:
             raise ControlError("BAD_REQUEST", str(error)) from None
         one: Definition = {"id": f"{type}:{name}", "type": type, "name": name, "given": given, **_usable(model)}
         one |= {"origin": RUNTIME, "created_ms": created_ms, "changed_ms": now_ms()}
-        if self.kind == ACTIONS:
+        if self.kind != CONNECTORS:
             self._check_references(one, all)
         return one
 
-    def _check_references(self, action: Definition, all: Made) -> None:
-        if problem := connector_problem(action, all):
+    def _check_references(self, one: Definition, all: Made) -> None:
+        if problem := connector_problem(one, all):
             raise ControlError("BAD_REQUEST", problem)
-        for fallback in action["model"].fallback_actions:
+        for fallback in one["model"].fallback_actions if self.kind == ACTIONS else ():
             try:
                 other = ":".join(checked_id(fallback))
             except ValueError as error:
                 raise ControlError("BAD_REQUEST", f"fallback_actions: {error}") from None
-            if other == action["id"] or other not in all[ACTIONS]:
+            if other == one["id"] or other not in all[ACTIONS]:
                 raise ControlError("BAD_REQUEST", f"fallback_actions: must be other actions that exist, got {other}")
 
     # --- the processes flows --------------------------------------------------------------------------------------------------
@@ -245,8 +254,8 @@ class Sinks:
         one = self._checked(type, name, values, all, now_ms())
         connector = one if self.kind == CONNECTORS else all[CONNECTORS][connector_of(one)]
         await self._definitions.need_processes()
-        action = one["model"].model_dump(mode="json") if self.kind == ACTIONS else None
-        return await self.flows.probe(type, connector["model"].model_dump(mode="json"), action)
+        part = {self.kind[:-1]: one["model"].model_dump(mode="json")} if self.kind != CONNECTORS else {}
+        return await self.flows.probe(type, connector["model"].model_dump(mode="json"), **part)
 
     async def create_tables(self, connector: Definition) -> str:
         """Creates the tables of the preset on a connector; returns why that has failed, or an empty text. Raises ControlError."""
@@ -256,24 +265,31 @@ class Sinks:
         return await self.flows.create_tables(connector["type"], connector["model"].model_dump(mode="json"))
 
     async def order(self, id: str, verb: str) -> None:
-        """Starts, stops or restarts an action, or all actions of a connector, until they change, or the broker stops. Raises
+        """Starts, stops or restarts an action or a source, or all of a connector, until they change, or the broker stops. Raises
         ControlError."""
         one = self.find(id)
         if problem := self.problem(one):
             raise ControlError("BAD_REQUEST", problem)
         if not one["model"].enable:
             raise ControlError("BAD_REQUEST", f"{self.kind[:-1]} {one['id']} is disabled: enable it before")
-        actions = [one["id"]] if self.kind == ACTIONS else [action for _, action in self.uses().get(one["id"], [])]
-        for action in actions:
-            if self._definitions.find(ACTIONS, action)["model"].enable:
-                await self.flows.order(f"sink_{verb}", action)
+        used_by = [(self.kind, one["id"])] if self.kind != CONNECTORS else self.uses().get(one["id"], [])
+        for kind, id in used_by:
+            if self._definitions.find(kind, id)["model"].enable:
+                await self.flows.order(f"{'sink' if kind == ACTIONS else 'source'}_{verb}", id)
 
 
 def _uses(kind: str, all: Made) -> dict[str, list[tuple[str, str]]]:
     found: dict[str, list[tuple[str, str]]] = {}
     if kind == CONNECTORS:
-        for id, action in sorted(all[ACTIONS].items()):
-            found.setdefault(connector_of(action), []).append((ACTIONS, id))
+        for of in (ACTIONS, SOURCES):
+            for id, one in sorted(all[of].items()):
+                found.setdefault(connector_of(one), []).append((of, id))
+        return found
+    if kind == SOURCES:
+        for id, rule in sorted(all[RULES].items()):
+            for used in dict.fromkeys(source_id(name) for name in rule["from"]):
+                if used:
+                    found.setdefault(used, []).append((RULES, id))
         return found
     for id, rule in sorted(all[RULES].items()):
         for used in dict.fromkeys(one for one in rule["actions"] if isinstance(one, str)):

@@ -124,13 +124,14 @@ def _exhook(settings: Settings) -> Iterator[Finding]:
 def _rules_of_messages(settings: Settings) -> Iterator[Finding]:
     if not settings.rules and not settings.persistence.used():
         return
+    from shardbroker.config.sinks.ids import check_names_of_sources
     from shardbroker.flows.own_actions import check_actions  # most brokers have no rules
     from shardbroker.flows.persistence.expansion import all_rules
     from shardbroker.rules.definition import checked_sources
 
     for id, rule in all_rules(settings).items():
         try:
-            checked_sources(rule.sql, rule.actions)
+            check_names_of_sources(checked_sources(rule.sql, rule.actions))
             check_actions(id, rule.actions)
         except ValueError as error:
             key = key_of(id) or f"rules.{id}"
@@ -138,7 +139,7 @@ def _rules_of_messages(settings: Settings) -> Iterator[Finding]:
 
 
 def _sinks(settings: Settings) -> Iterator[Finding]:
-    """A connector or an action that cannot work costs the broker nothing else."""
+    """A connector, an action or a source that cannot work costs the broker nothing else."""
     from shardbroker.flows.persistence.expansion import all_actions, all_connectors
 
     made: dict[str, tuple[Any, Any]] = {}
@@ -158,6 +159,16 @@ def _sinks(settings: Settings) -> Iterator[Finding]:
                 made[of][0].make(action, made[of][1], id)
         except Exception as error:
             yield _of_sink(key, error)
+
+
+    for id, source in settings.sources.by_id().items():
+        type, _, name = id.partition(":")
+        of = f"{type}:{source.connector}"
+        try:
+            if of in made:
+                made[of][0].make_source(source, made[of][1], id)
+        except Exception as error:
+            yield _of_sink(f"sources.{type}.{name}", error)
 
 
 def _of_sink(key: str, error: Exception) -> Finding:

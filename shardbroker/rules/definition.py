@@ -1,6 +1,7 @@
 """Checks of a rule before it is in force."""
 
 import json
+import re
 
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_filter
@@ -8,7 +9,7 @@ from shardbroker.rules.compiler import compile_rule
 from shardbroker.rules.errors import SqlError
 from shardbroker.rules.events import event_of
 
-__all__ = ["EVENTS", "check_json", "check_metadata", "checked_sources"]
+__all__ = ["EVENTS", "SOURCES", "check_json", "check_metadata", "checked_sources"]
 
 ACTIONS_MAX = 100
 """Actions of a rule."""
@@ -18,6 +19,7 @@ DEPTH_MAX = 20
 """Levels of arrays and objects: arguments have three or four, and encoders give up at some hundreds."""
 EVENTS, SOURCES = "$events/", ("$bridges/", "$sources/")
 """Beginnings of names behind FROM that are no topic filters."""
+SOURCE_NAME = re.compile(r"\$(sources|bridges)/[a-z0-9_]{1,64}:[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def check_json(actions: object) -> None:
@@ -60,7 +62,9 @@ def checked_sources(sql: str, actions: list[object]) -> list[str]:
         raise ValueError(f"sql: {error}") from None
     for name in names:
         if name.startswith(SOURCES):
-            raise ValueError(f"sql: FROM must be topic filters or events, got {name}")
+            if not SOURCE_NAME.fullmatch(name):
+                raise ValueError(f"sql: FROM: a source must be $sources/type:name, got {name}")
+            continue
         if name.startswith(EVENTS):
             if event_of(name) is None:
                 raise ValueError(f"sql: FROM: no event {name}")

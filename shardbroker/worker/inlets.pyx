@@ -14,8 +14,8 @@ from shardbroker.worker.deferred cimport Deferred, defer_for_group, defer_for_lo
 from shardbroker.worker.retries cimport Retries
 from shm.destinations cimport NODE, NUMBER_BITS, WORKER, kind_of
 from shm.records cimport (
-    FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_COMMAND, RECORD_KEEP, RECORD_PAUSE, RECORD_PUBLISH,
-    RECORD_REPLAY, RECORD_SHARED, ArrivalHeader, check_record,
+    FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_COMMAND, RECORD_FED, RECORD_KEEP, RECORD_PAUSE,
+    RECORD_PUBLISH, RECORD_REPLAY, RECORD_SHARED, ArrivalHeader, check_record,
 )
 
 from shm.spill import read_spilled, spill_path
@@ -225,6 +225,12 @@ cdef class Inlets:
         names = borrow_record(publication, header, body)
         if header.kind == RECORD_REPLAY:
             self.router.journal_replays.take(header, names, publication)
+            return True
+        if header.kind == RECORD_FED:
+            if self.router.serving and self.router.recorder is not None:       # else its sender is gone, and it arrives again
+                (<object>self.router.recorder).event(
+                    PyBytes_FromStringAndSize(<const char*>body, header.topic_size), b"", self.router.now_ms,
+                    PyBytes_FromStringAndSize(<const char*>publication.payload, publication.payload_size))
             return True
         if is_plain:
             if not retries.unresolved_count or publication.client_id not in retries.unresolved:

@@ -1,4 +1,4 @@
-"""Keys that connectors and actions of all types share. Names are EMQX's."""
+"""Keys that connectors, actions and sources of all types share. Names are EMQX's."""
 
 from math import inf
 from typing import Annotated, Any
@@ -8,10 +8,10 @@ from pydantic import Field
 from shardbroker.config.base import LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.units import Allowed, Duration, Size, Whole
 
-__all__ = ["NAME", "PRESETS", "ActionSection", "ConnectorSection", "Described", "ResourceOptions"]
+__all__ = ["NAME", "PRESETS", "ActionSection", "ConnectorSection", "Described", "ResourceOptions", "SourceOptions", "SourceSection"]
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
-"""Names of connectors and actions."""
+"""Names of connectors, actions and sources."""
 PRESETS = "persistence-"
 """Start of the names of all that the presets `persistence.<db>` make; no rule, connector or action of a user begins with it."""
 LANES_MAX = 1024
@@ -23,7 +23,7 @@ Tags = Annotated[list[str], Allowed('a list of text, such as ["plant 1"]')]
 
 
 class Described(Section):
-    """What people note about a connector or an action."""
+    """What people note about a connector, an action or a source."""
 
     enable: bool = Field(True, description="Whether it is used.")
     description: str = Field("", max_length=4096, description="What it is for.")
@@ -70,3 +70,16 @@ class ActionSection(Described):
         [], description="Actions that get the rows that the server rejects for good."
     )
     resource_opts: ResourceOptions = ResourceOptions()
+
+
+class SourceOptions(Section):
+    """How the server of a source is watched."""
+
+    health_check_interval: Duration = Field(15.0, ge=0.1, le=LONGEST_WAIT_S, description="Time between two probes of the server.")
+
+
+class SourceSection(Described):
+    """What sources of all types have."""
+
+    connector: str = Field("", max_length=64, description="Name of the connector of the same type.")
+    resource_opts: SourceOptions = SourceOptions()

@@ -1,4 +1,5 @@
-"""Definitions of connectors and actions that arrive as JSON: their checks, secrets that are sent back masked, and EMQX's keys."""
+"""Definitions of connectors, actions and sources that arrive as JSON: their checks, secrets that are sent back masked, and EMQX's
+keys."""
 
 from typing import Any
 
@@ -7,15 +8,15 @@ from pydantic import ValidationError
 from shardbroker.config.errors import complaints
 from shardbroker.config.keys import MASK
 from shardbroker.config.sinks.ids import normal_id
-from shardbroker.config.sinks.types import SINK_TYPES
+from shardbroker.config.sinks.types import SINK_TYPES, source_types
 
-__all__ = ["ACTIONS", "CONNECTORS", "checked", "from_emqx", "with_secrets"]
+__all__ = ["ACTIONS", "CONNECTORS", "SOURCES", "checked", "from_emqx", "model_of", "with_secrets"]
 
-CONNECTORS, ACTIONS = "connectors", "actions"
+CONNECTORS, ACTIONS, SOURCES = "connectors", "actions", "sources"
 """The kinds, as their sections are named."""
 OF_RESPONSES = (
     "id", "type", "name", "status", "status_reason", "node_status", "node_metrics", "metrics", "rules", "actions", "origin",
-    "created_at", "last_modified_at", "local_topic", "rate", "failed", "lag_records", "lag_seconds", "fallback_of",
+    "sources", "created_at", "last_modified_at", "local_topic", "rate", "failed", "lag_records", "lag_seconds", "fallback_of",
 )  # fmt: skip
 """Keys of a response, which clients send back with a change."""
 WITHOUT_EFFECT = (
@@ -36,12 +37,18 @@ VERIFY = {"verify_peer": True, "verify_none": False}
 
 def checked(kind: str, type: str, given: dict[str, Any]) -> Any:
     """Returns the model of a definition. Raises ValueError that names each wrong key."""
-    row = SINK_TYPES[type]
-    model: Any = row.connector if kind == CONNECTORS else row.action
     try:
-        return model.model_validate(given)
+        return model_of(kind, type).model_validate(given)
     except ValidationError as error:
         raise ValueError(complaints(error, (kind, type, "<name>"))) from None
+
+
+def model_of(kind: str, type: str) -> Any:
+    """Returns the model of a definition. Raises ValueError for a type without sources."""
+    row = SINK_TYPES[type]
+    if kind == SOURCES and row.source is None:
+        raise ValueError(f"type: must be one with sources ({', '.join(source_types())}), got {type!r}")
+    return {CONNECTORS: row.connector, ACTIONS: row.action, SOURCES: row.source}[kind]
 
 
 def with_secrets(given: Any, before: Any, key: str = "") -> Any:
@@ -56,9 +63,7 @@ def with_secrets(given: Any, before: Any, key: str = "") -> Any:
 
 def from_emqx(kind: str, type: str, given: dict[str, Any]) -> dict[str, Any]:
     """Returns a definition with the keys that it has here. Unknown keys stay, and `checked` refuses them. Raises ValueError."""
-    row = SINK_TYPES[type]
-    model: Any = row.connector if kind == CONNECTORS else row.action
-    fields = model.model_fields
+    fields = model_of(kind, type).model_fields
     found: dict[str, Any] = _without(given, fields, (*OF_RESPONSES, *WITHOUT_EFFECT))
     if kind == CONNECTORS:
         if "resource_opts" not in fields:

@@ -1,15 +1,21 @@
-"""Ids `type:name` of connectors and actions, and the names of their types."""
+"""Ids `type:name` of connectors, actions and sources, and the names of their types."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from shardbroker.config.sinks.base import NAME, PRESETS
-from shardbroker.config.sinks.types import ALIASES, SINK_TYPES
+from shardbroker.config.sinks.types import ALIASES, SINK_TYPES, source_types
 
-__all__ = ["SECTIONS", "check_own_name", "checked_id", "normal_id", "normal_path", "normal_tree", "normal_type", "types_text"]
+__all__ = [
+    "SECTIONS", "check_names_of_sources", "check_own_name", "checked_id", "checked_source_id", "normal_id", "normal_path",
+    "normal_tree", "normal_type", "source_id", "types_text",
+]  # fmt: skip
 
-SECTIONS = ("connectors", "actions")
+SECTIONS = ("connectors", "actions", "sources")
 """Sections of the configuration whose second part is a type."""
+NAMES_OF_SOURCES = ("$sources/", "$bridges/")
+"""Beginnings of the names of sources behind FROM."""
 
 
 def normal_type(name: str) -> str:
@@ -37,6 +43,32 @@ def checked_id(id: object) -> tuple[str, str]:
     if normal_type(type) not in SINK_TYPES:
         raise ValueError(f"type must be {types_text()}, got {type[:64]!r}")
     return normal_type(type), name
+
+
+def checked_source_id(id: object) -> tuple[str, str]:
+    """Returns type and name of the id of a source. Raises ValueError."""
+    type, name = checked_id(id)
+    if SINK_TYPES[type].source is None:
+        raise ValueError(f"type must be one with sources ({', '.join(source_types())}), got {type!r}")
+    return type, name
+
+
+def source_id(name: str) -> str:
+    """Returns the id of the source behind FROM, such as `$sources/rabbitmq:orders`; an empty text for other names. Raises
+    ValueError for one that cannot be the id of a source."""
+    for prefix in NAMES_OF_SOURCES:
+        if name.startswith(prefix):
+            return ":".join(checked_source_id(name.removeprefix(prefix)))
+    return ""
+
+
+def check_names_of_sources(names: Iterable[str]) -> None:
+    """Raises ValueError for a name behind FROM that is meant to be a source, and cannot be one."""
+    for name in names:
+        try:
+            source_id(name)
+        except ValueError as error:
+            raise ValueError(f"sql: FROM: {name[:100]}: {error}") from None
 
 
 def types_text() -> str:

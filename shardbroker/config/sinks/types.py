@@ -1,8 +1,8 @@
-"""The types of connectors and actions, by EMQX's names."""
+"""The types of connectors, actions and sources, by EMQX's names."""
 
 from typing import NamedTuple
 
-from shardbroker.config.sinks.base import ActionSection, ConnectorSection
+from shardbroker.config.sinks.base import ActionSection, ConnectorSection, SourceSection
 from shardbroker.config.sinks.cassandra import CassandraAction, CassandraConnector
 from shardbroker.config.sinks.disk_log import DiskLogAction, DiskLogConnector
 from shardbroker.config.sinks.dynamo import DynamoAction, DynamoConnector
@@ -15,7 +15,7 @@ from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector, Timescal
 from shardbroker.config.sinks.redis import RedisAction, RedisConnector
 from shardbroker.config.sinks.s3 import S3Action, S3Connector
 
-__all__ = ["ALIASES", "SINK_TYPES", "SinkType"]
+__all__ = ["ALIASES", "SINK_TYPES", "SinkType", "source_types"]
 
 
 class SinkType(NamedTuple):
@@ -24,6 +24,8 @@ class SinkType(NamedTuple):
     title: str
     connector: type[ConnectorSection]
     action: type[ActionSection]
+    source: type[SourceSection] | None = None
+    """None: nothing can be received from it."""
 
 
 SINK_TYPES: dict[str, SinkType] = {
@@ -51,3 +53,8 @@ ALIASES = {
     "timescaledb": "timescale",
 }
 """Other names of types; ids, REST and metrics have the type's own."""
+
+
+def source_types() -> list[str]:
+    """Returns the types of sources."""
+    return [type for type, row in SINK_TYPES.items() if row.source is not None]

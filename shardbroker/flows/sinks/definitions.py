@@ -1,4 +1,4 @@
-"""Connectors and actions as they are defined, checked: `connectors` and `actions` of flows.json.
+"""Connectors, actions and sources as they are defined, checked: `connectors`, `actions` and `sources` of flows.json.
 
     {"id": "pgsql:main", "type": "pgsql", "name": "main", "settings": {...}}
 
@@ -12,11 +12,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from shardbroker.config.persistence import key_of
-from shardbroker.config.sinks.base import ActionSection, ConnectorSection, ResourceOptions
-from shardbroker.config.sinks.types import ALIASES, SINK_TYPES
+from shardbroker.config.sinks.base import ActionSection, ConnectorSection, ResourceOptions, SourceSection
+from shardbroker.config.sinks.types import ALIASES, SINK_TYPES, source_types
 from shardbroker.flows.sinks.limits import Limits
 
-__all__ = ["ActionDefinition", "ConnectorDefinition", "Definitions", "full_id", "limits_of", "read_definitions", "settings_of"]
+__all__ = [
+    "ActionDefinition", "ConnectorDefinition", "Definitions", "SourceDefinition", "full_id", "limits_of", "read_definitions",
+    "settings_of",
+]  # fmt: skip
 
 
 def full_id(id: str) -> str:
@@ -64,6 +67,21 @@ class ActionDefinition:
         return bool(getattr(getattr(self.settings, "parameters", None), "exactly_once", False))
 
 
+@dataclass(frozen=True, slots=True)
+class SourceDefinition:
+    """A source."""
+
+    id: str
+    type: str
+    settings: Any
+    """Its model, a SourceSection."""
+
+    @property
+    def connector(self) -> str:
+        """Id of its connector."""
+        return f"{self.type}:{self.settings.connector}"
+
+
 @dataclass(slots=True)
 class Definitions:
     """All that are enabled, by id. Problems are those of actions, by id, and of connectors, by `connector id`."""
@@ -73,6 +91,9 @@ class Definitions:
     problems: dict[str, str] = field(default_factory=dict)
     disabled: set[str] = field(default_factory=set)
     """Connectors that are not enabled."""
+    sources: dict[str, SourceDefinition] = field(default_factory=dict)
+    problems_of_sources: dict[str, str] = field(default_factory=dict)
+    """By id."""
 
 
 def read_definitions(content: Mapping[str, Any]) -> Definitions:
@@ -96,6 +117,14 @@ def read_definitions(content: Mapping[str, Any]) -> Definitions:
             continue
         if settings.enable:
             found.actions[one["id"]] = ActionDefinition(one["id"], one["type"], settings)
+    for one in _listed(content, "sources"):
+        try:
+            settings = settings_of(one["type"], "source", one.get("settings"))
+        except ValueError as error:
+            found.problems_of_sources[one["id"]] = str(error)
+            continue
+        if settings.enable:
+            found.sources[one["id"]] = SourceDefinition(one["id"], one["type"], settings)
     _check_fallbacks(found)
     return found
 
@@ -107,11 +136,13 @@ def _listed(content: Mapping[str, Any], part: str) -> Iterator[dict[str, Any]]:
             yield one
 
 
-def settings_of(kind: str, part: str, settings: object) -> ConnectorSection | ActionSection:
-    """Returns the model of a type. part: connector or action. Raises ValueError."""
+def settings_of(kind: str, part: str, settings: object) -> ConnectorSection | ActionSection | SourceSection:
+    """Returns the model of a type. part: connector, action or source. Raises ValueError."""
     if kind not in SINK_TYPES:
         raise ValueError(f"type: must be {', '.join(sorted(SINK_TYPES))}, got {kind!r:.100}")
-    model: type[ConnectorSection | ActionSection] = getattr(SINK_TYPES[kind], part)
+    model: type[ConnectorSection | ActionSection | SourceSection] | None = getattr(SINK_TYPES[kind], part)
+    if model is None:
+        raise ValueError(f"type: must be one with sources ({', '.join(source_types())}), got {kind!r:.100}")
     try:
         return model.model_validate(settings)
     except ValidationError as error:

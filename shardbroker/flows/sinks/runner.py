@@ -15,6 +15,7 @@ from shardbroker.connectors.connector import State
 from shardbroker.connectors.errors import describe
 from shardbroker.flows.sinks.row import Row
 from shardbroker.flows.sinks.server import CLOSE_S, ActionServer
+from shardbroker.flows.sources.server import SourceServer
 from shardbroker.logs.phrases import Line
 
 __all__ = ["ConnectorHandle", "SinkRunner"]
@@ -24,7 +25,7 @@ PROBE_S = 15.0
 
 
 class ConnectorHandle:
-    """A connector and the number of actions that use it."""
+    """A connector and the number of actions and sources that use it."""
 
     def __init__(self, id: str, connector: Any) -> None:
         self.id, self.connector = id, connector
@@ -75,6 +76,7 @@ class SinkRunner:
         self._thread = Thread(target=self._run, name="sinks", daemon=True)
         self._servers: dict[str, ActionServer] = {}
         self._fallbacks: dict[str, list[str]] = {}
+        self._sources: set[SourceServer] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread.start()
 
@@ -114,8 +116,12 @@ class SinkRunner:
         begun: Iterable[tuple[ActionServer, list[str]]],
         connectors_ended: Iterable[ConnectorHandle],
         connectors_begun: Iterable[ConnectorHandle],
+        sources: tuple[Iterable[SourceServer], Iterable[SourceServer]] = ((), ()),
     ) -> None:
-        """Replaces servers, each with its fallbacks; the new one of an action begins when the former one has ended."""
+        """Replaces servers, each with its fallbacks; the new one of an action begins when the former one has ended.
+
+        sources: those that end, and those that begin; likewise.
+        """
         closing = {}
         ended, begun = list(ended), list(begun)
         for server in ended:
@@ -126,11 +132,17 @@ class SinkRunner:
             self._servers[server.id], self._fallbacks[server.id] = server, fallbacks
         for server in ended:
             closing[server.id] = self.keep(self._end(server))
+        closing_sources = {source.id: self.keep(source.close()) for source in sources[0]}
+        for source in sources[0]:
+            self._sources.discard(source)
         for handle in connectors_begun:
             handle.start()
         for server, _ in begun:
             server.start(closing.get(server.id))
-        self.keep(self._end_connectors(list(closing.values()), list(connectors_ended)))
+        for source in sources[1]:
+            self._sources.add(source)
+            source.start(closing_sources.get(source.id))
+        self.keep(self._end_connectors([*closing.values(), *closing_sources.values()], list(connectors_ended)))
 
     def keep(self, work: Any) -> asyncio.Task[Any]:
         """Runs a coroutine to its end."""
@@ -174,7 +186,8 @@ class SinkRunner:
     async def _close(self, wait_s: float) -> None:
         servers = list(self._servers.values())
         self._servers.clear()  # rows of others are not done, and will be read again
-        await asyncio.gather(*(server.close(wait_s) for server in servers))
+        sources, self._sources = self._sources, set()
+        await asyncio.gather(*(server.close(wait_s) for server in servers), *(source.close(0.0) for source in sources))
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
 

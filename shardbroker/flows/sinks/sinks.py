@@ -21,6 +21,7 @@ from shardbroker.flows.sinks.definitions import (
     ActionDefinition,
     ConnectorDefinition,
     Definitions,
+    SourceDefinition,
     limits_of,
     read_definitions,
     settings_of,
@@ -29,6 +30,8 @@ from shardbroker.flows.sinks.late import LateReader, row_of
 from shardbroker.flows.sinks.origin import origin_of
 from shardbroker.flows.sinks.runner import ConnectorHandle, SinkRunner
 from shardbroker.flows.sinks.server import ActionServer
+from shardbroker.flows.sources.source import SourceDriver
+from shardbroker.flows.sources.sources import Sources
 from shardbroker.journal.errors import JournalError
 from shardbroker.rules.errors import SqlError
 from shardbroker.rules.values import EvaluationError
@@ -73,7 +76,8 @@ class _Entry:
 
 class Sinks:
     """Of process `number`. stored: (consumer, journal) -> cursor, of cursors.mdb. is_damaged: whether that was set aside. end_of:
-    where a new action begins. wake: wakes the process out of its sleep."""
+    where a new action begins. wake: wakes the process out of its sleep. sources: those of
+    the process, over the same connectors."""
 
     def __init__(
         self,
@@ -85,7 +89,9 @@ class Sinks:
         is_damaged: bool,
         end_of: Callable[[JournalFeed], int],
         wake: Callable[[], None],
+        sources: Sources,
     ) -> None:
+        self.sources = sources
         self._data_dir, self._node, self._number, self._table, self._wake = data_dir, node, number, table, wake
         self._stored = {key: cursor for key, cursor in stored.items() if key[0].startswith(CONSUMER)}
         self._is_damaged, self._end_of = is_damaged, end_of
@@ -244,15 +250,17 @@ class Sinks:
         self._connectors = self._connected(found, before)
         replaced = [handle for id, (_, handle) in before.items() if self._connectors.get(id, (None, None))[1] is not handle]
         ended, begun, changed = self._replace(found, feeds)
-        for _, handle in self._connectors.values():
-            handle.users = sum(entry.connector is handle for entry in self._entries.values())
+        handles = {id: handle for id, (_, handle) in self._connectors.items()}
+        sources = self.sources.replace(found, handles, self._runner, lambda source: self._make_source(source, found))
+        for handle in handles.values():
+            handle.users = sum(entry.connector is handle for entry in self._entries.values()) + self.sources.users_of(handle)
         old = [handle for _, handle in before.values()]
         new = [handle for _, handle in self._connectors.values() if not any(handle is one for one in old)]
         if self._runner is not None:
             for entry in begun:
                 entry.action.keeps_failed = bool(entry.definition.fallbacks)
             pairs = [(entry.server, entry.definition.fallbacks) for entry in begun]
-            self._runner.call(self._runner.apply, [entry.server for entry in ended], pairs, replaced, new)
+            self._runner.call(self._runner.apply, [entry.server for entry in ended], pairs, replaced, new, sources)
         wanted = {CONSUMER + id for id in (*self._entries, *self.problems)}
         removed = [key for key in self._stored if key[0] not in wanted]
         for key in removed:
@@ -345,7 +353,15 @@ class Sinks:
         server = ActionServer(action, driver, Complaints(id, self._runner.write), self._runner.failed, self._wake)
         return _Entry(definition, action, server, connector)
 
-    def _problem_of_connector(self, definition: ActionDefinition, found: Definitions) -> str:
+    def _make_source(self, definition: SourceDefinition, found: Definitions) -> SourceDriver:
+        """Raises any exception of a driver, and ValueError without a connector."""
+        connector = self._connectors.get(definition.connector)
+        if connector is None:
+            raise ValueError(self._problem_of_connector(definition, found))
+        driver: SourceDriver = _module_of(definition.type).make_source(definition.settings, connector[1].connector, definition.id)
+        return driver
+
+    def _problem_of_connector(self, definition: ActionDefinition | SourceDefinition, found: Definitions) -> str:
         id = definition.connector
         if id in found.disabled:
             return f"connector: {id} is not enabled"
@@ -394,7 +410,7 @@ class Sinks:
         for id, problem in self.problems.items():
             if id.startswith("connector "):
                 connectors[id.removeprefix("connector ")] = {"status": "disconnected", "error": problem}
-        return {"actions": actions, "connectors": connectors}
+        return {"actions": actions, "connectors": connectors, "sources": self.sources.figures()}
 
     def _figures_of(self, entry: _Entry, feeds: Mapping[str, JournalFeed]) -> dict[str, Any]:
         action = entry.action
@@ -474,9 +490,10 @@ class Sinks:
         action: object,
         answer: Callable[[str], bytes],
         work: Callable[[Any], Awaitable[None]] | None = None,
+        source: object = None,
     ) -> None:
-        """Checks the settings of a connector, and of an action unless it is None; `answer` makes the answer, which the runner has
-        then. work: is done with the connector next."""
+        """Checks the settings of a connector, and of an action or a source unless it is None; `answer` makes the answer, which the
+        runner has then. work: is done with the connector next."""
         if self._runner is None:
             self._runner = SinkRunner(self._wake)
         try:
@@ -484,6 +501,8 @@ class Sinks:
             driver = None
             if action is not None:
                 driver = _module_of(kind).make(settings_of(kind, "action", action), connector, f"{kind}:probe")
+            elif source is not None:
+                driver = _module_of(kind).make_source(settings_of(kind, "source", source), connector, f"{kind}:probe")
         except Exception as error:
             self._runner.answers.append(answer(_problem(error)))
             return
