@@ -44,7 +44,7 @@ cdef int check_record(const uint8_t* record, uint64_t size) except -1:
 
 
 def encode_publish(bytes topic not None, bytes payload not None, *, int qos=0, bint retain=False, bytes properties=b"",
-                   int payload_format=0, int expires_ms=0, bytes client_id=b"", bint originate=True) -> bytes:
+                   int payload_format=0, uint64_t expires_ms=0, bytes client_id=b"", bint originate=True) -> bytes:
     """Returns a record by which a process without clients (the manager) publishes through a worker.
 
     The worker that reads the record retains and routes it like a PUBLISH of its own clients. Without `originate` it only delivers
