@@ -17,9 +17,9 @@
     {..., "at_us": Unix µs, "earliest" or "latest"}
                                                   the same with sink_rewind: reads from there on
 
-The answer to `load` has the generation in force, which is G or a later one, and the rules that cannot be used: those of `changed`,
-or of all if the definitions were read; besides, actions by `type:name`, connectors by `connector type:name`, and sources by `source
-type:name`. From then on a message that reaches the journal is seen by all the others.
+The answer to `load` has the generation in force, which is G or a later one, and the rules that cannot be used: those of
+`changed`, or of all if the definitions were read; besides, actions by `type:name`, connectors by `connector type:name`, and sources
+by `source type:name`. From then on a message that reaches the journal is seen by all the others.
 """
 
 from contextlib import suppress
@@ -28,8 +28,8 @@ from typing import Any
 import cbor2
 
 __all__ = [
-    "COUNTS", "MESSAGE_MAX", "PROBLEMS_FILE", "SINK_VERBS", "SOURCE_VERBS", "decode", "encode_answer", "encode_load", "encode_probe",
-    "encode_probed", "encode_reset", "encode_sink", "encode_traces", "encode_tried", "encode_try",
+    "COUNTS", "MESSAGE_MAX", "PROBLEMS_FILE", "SINK_VERBS", "SOURCE_VERBS", "decode", "encode_answer", "encode_load",
+    "encode_probe", "encode_probed", "encode_reset", "encode_sink", "encode_traces", "encode_tried", "encode_try",
 ]  # fmt: skip
 
 COUNTS = (

@@ -130,5 +130,5 @@ def fed(rules: Iterable[Definition]) -> tuple[set[str], set[str]]:
 
     names = {name for rule in rules if rule["enable"] for name in rule["from"]}
     named = {name for name in names if name.startswith(EVENTS)}
-    filters = {name for name in names if not name.startswith((EVENTS, SOURCES))}
+    filters = {name for name in names if not name.startswith((EVENTS, *SOURCES))}
     return filters, {event.name for event in map(event_of, named) if event is not None}

@@ -9,7 +9,7 @@ import cbor2
 from shardbroker.flows.sources.source import Message, Received
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import encode_properties
-from shardbroker.mqtt.spec import PropertyId
+from shardbroker.mqtt.spec import PROPERTIES, PropertyId, Wire
 from shardbroker.mqtt.topics import check_topic_name
 from shm.records import FED, PUBLISH, encode_event, encode_publish
 
@@ -61,12 +61,26 @@ class Encoder:
             encoded = encode_properties(properties) if properties else b""
         except (MqttError, TypeError, OverflowError, AttributeError, KeyError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
+        for number, value in properties.items():
+            if PROPERTIES[number].wire in (Wire.STRING, Wire.PAIR):
+                _check_text(value)
         record: bytes = encode_publish(
             topic, payload, qos=qos, retain=retain, client_id=self._publisher, properties=encoded,
             payload_format=properties.get(PropertyId.PAYLOAD_FORMAT_INDICATOR, 0),
             expires_ms=time.time_ns() // 1_000_000 + 1000 * expiry_s if expiry_s else 0,
         )  # fmt: skip
         return record
+
+
+def _check_text(value: Any) -> None:
+    """Checks a text of MQTT, or the pairs of User Properties (MQTT 5.0 §1.5.4). Raises ValueError."""
+    if isinstance(value, list | tuple):
+        for one in value:
+            _check_text(one)
+    elif b"\0" in value:
+        raise ValueError("properties: must be texts without U+0000")
+    else:
+        value.decode()
 
 
 def _columns(columns: dict[str, Any]) -> bytes:

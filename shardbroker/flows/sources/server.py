@@ -127,9 +127,9 @@ class SourceServer:
         for one in batch:
             try:
                 records += self._encoder.encode(one, self.is_fed)
-            except ValueError as error:
+            except Exception as error:  # one record must not hold up those behind it
                 figures.failed += 1
-                self._complaints.record_failed(str(error))
+                self._complaints.record_failed(str(error) if isinstance(error, ValueError) else type(error).__name__)
             else:
                 figures.published += one.message is not None
         figures.received += len(batch)
