@@ -22,6 +22,7 @@ __all__ = [
     "MysqlConnection",
     "PoolSize",
     "PostgresqlConnection",
+    "RabbitmqConnection",
     "RedisConnection",
     "S3Connection",
     "Secrets",
@@ -154,6 +155,15 @@ class CassandraConnection(Section):
     tls_cert: File = _TLS_CERT
     tls_key: File = _TLS_KEY
     tls_verify: bool = _TLS_VERIFY
+
+
+class RabbitmqConnection(Connection):
+    """A RabbitMQ server."""
+
+    virtual_host: str = Field("/", min_length=1, max_length=255, description="Virtual host.")
+    heartbeat: Duration = Field(
+        30.0, ge=0, le=3600, description="Longest time without a byte of either side, whole seconds; the server may want less."
+    )
 
 
 class LdapConnection(Connection):
