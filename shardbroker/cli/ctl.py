@@ -45,6 +45,7 @@ GROUPS = {
     "rules": "Rules: SQL over messages.",
     "connectors": "Connections to other systems.",
     "actions": "What rules write to other systems.",
+    "sources": "What arrives from other systems.",
     "users": "Users of the broker's own store.",
     "acl": "Rules for publishing and subscribing.",
     "banned": "Bans.",

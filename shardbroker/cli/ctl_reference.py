@@ -41,8 +41,9 @@ have theirs.
   `--context JSON`, others have example values. `rules test --offline --file CASES` reads one object a line (`id`, `sql`, `context`)
   and prints one a line: `id` and either `ok` or `error` (`parse`, `nomatch` or `eval`). `rules test SQL --past 1h`
   evaluates a rule over what the journals have since then. It needs no broker, see rules.md.
-- Settings of connectors and actions are JSON objects: `connectors add http:main '{"url": "http://127.0.0.1:8080"}'`. A command line
-  is visible to all users: a secret in it should be `file:PATH`. `actions cursor ID --rewind 1h` is `actions rewind ID 1h`.
+- Settings of connectors, actions and sources are JSON objects: `connectors add http:main '{"url": "http://127.0.0.1:8080"}'`. A
+  command line is visible to all users: a secret in it should be `file:PATH`. `actions cursor ID --rewind 1h` is `actions rewind ID
+  1h`.
 - Changes are logged: `audit by=... verb=... code=... params=...`, without payloads.
 
 Exit codes: 0 well, 1 refused, 2 wrong usage, 3 no broker. Programs in Python may use `shardbroker.control.Control`.

@@ -1,7 +1,7 @@
 """Import of emqx.conf: HOCON with tables in braces, `key = value`, dotted keys, comments, arrays, and text with or without quotes.
 
-Besides the configuration that is here under the same names, it reads connectors, actions, and rules of `rule_engine`. Files of
-EMQX 4 are lines of dotted keys: of these, the listeners and access control.
+Besides the configuration that is here under the same names, it reads connectors, actions, sources, and rules of `rule_engine`.
+Files of EMQX 4 are lines of dotted keys: of these, the listeners and access control.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from shardbroker.config.errors import ConfigError
 from shardbroker.config.foreign import Imported
 from shardbroker.config.keys import KeyPath, field_at
-from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, from_emqx
+from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, SOURCES, from_emqx
 from shardbroker.config.sinks.ids import normal_id, normal_type, types_text
 from shardbroker.config.sinks.types import SINK_TYPES
 
@@ -64,8 +64,7 @@ REMARKS = {
     "rpc": "links have settings of their own, see docs/cluster.md",
     "dashboard": "see docs/configuration.md",
     "rule_engine": "there is nothing like it here",
-    "bridges": "bridges are not built yet",
-    "sources": "sources of rules are not built yet",
+    "bridges": "connectors, actions and sources replace them since EMQX 5.4",
 }
 
 
@@ -79,7 +78,7 @@ def read_emqx(text: str) -> Imported:
     listeners: dict[tuple[str, str], dict[tuple[str, ...], Any]] = {}
     left_out: dict[tuple[str, str], str] = {}
     closed: list[str] = []
-    for kind in (CONNECTORS, ACTIONS):
+    for kind in (CONNECTORS, ACTIONS, SOURCES):
         _take_sinks(found, kind, tree.pop(kind, None))
     if "rewrite" in tree:
         _take_list(found, "rewrite", "rules", tree.pop("rewrite"))
@@ -123,7 +122,7 @@ def _take_list(found: Imported, section: str, key: str, value: Any) -> None:
 
 
 def _take_sinks(found: Imported, kind: str, types: Any) -> None:
-    """Imports connectors or actions of types that are here; an action with its connector alone."""
+    """Imports connectors, actions or sources of types that are here; an action or a source with its connector alone."""
     for type, entries in types.items() if isinstance(types, dict) else ():
         for name, given in entries.items() if isinstance(entries, dict) else ():
             said = f"{kind}.{type}.{name}"
@@ -147,7 +146,7 @@ def _take_sink(found: Imported, kind: str, type: str, name: str, given: dict[str
         found.remark(f"{said}.fallback_actions = {fallbacks}: to be set once all actions are there")
     own = _leaves(path, values)
     used = (CONNECTORS, type, values.get("connector"))
-    of_connector = {key: value for key, value in found.settings.items() if key[:3] == used} if kind == ACTIONS else {}
+    of_connector = {key: value for key, value in found.settings.items() if key[:3] == used} if kind != CONNECTORS else {}
     found.take_together({**of_connector, **own}, said)
 
 

@@ -8,7 +8,7 @@ __all__ = ["TAGS", "Answer", "Rest", "Tag"]
 
 Tag = Literal[
     "Accounts", "Node", "Clients", "Messages", "Delayed messages", "Diagnose", "Access", "Plugins", "ExHook", "Rules",
-    "Connectors", "Actions", "Persistence", "Configuration",
+    "Connectors", "Actions", "Sources", "Persistence", "Configuration",
 ]  # fmt: skip
 TAGS: tuple[str, ...] = get_args(Tag)
 """Sections of docs/rest.md, in its order."""

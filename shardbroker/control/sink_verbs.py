@@ -1,4 +1,4 @@
-"""Verbs of connectors and actions."""
+"""Verbs of connectors, actions and sources."""
 
 from typing import Annotated, Literal
 
@@ -15,20 +15,20 @@ SETTINGS = """Settings as a JSON object, such as '{"url": "http://127.0.0.1:8080
 
 
 class OneSink(Params):
-    """A connector or an action."""
+    """A connector, an action or a source."""
 
     id: SinkId = argument("Id, as type:name.")
 
 
 class SinkList(Page):
-    """Connectors or actions, filtered and paged."""
+    """Connectors, actions or sources, filtered and paged."""
 
     type: str | None = Field(None, description="Of this type.")
     like_id: str | None = Field(None, description="Ids that contain this text.")
 
 
 class NewSink(OneSink):
-    """A connector or an action that is made."""
+    """A connector, an action or a source that is made."""
 
     definition: Settings = argument(SETTINGS)
 
@@ -44,7 +44,7 @@ class SinkDelete(OneSink):
     """What is removed."""
 
     also_delete_dep_actions: bool = Field(
-        False, description="Actions of the connector are removed as well, and references to actions in rules."
+        False, description="Actions and sources of the connector are removed as well, and references to actions in rules."
     )
 
 
@@ -60,7 +60,9 @@ class Rewind(OneSink):
     at: str = argument("An age such as 15m, 2h, 7d, a time such as 2026-01-31T12:00:00Z, Unix ms, earliest or latest.")
 
 
-def _verbs(kind: Literal["connectors", "actions"], one: str, users: str, tag: Literal["Connectors", "Actions"]) -> None:
+def _verbs(
+    kind: Literal["connectors", "actions", "sources"], one: str, users: str, tag: Literal["Connectors", "Actions", "Sources"]
+) -> None:
     noun = kind[:-1]
 
     def ordered(verb: str, text: str) -> Verb:
@@ -86,10 +88,14 @@ def _verbs(kind: Literal["connectors", "actions"], one: str, users: str, tag: Li
 
 _verbs("connectors", "a connector", "actions", "Connectors")
 _verbs("actions", "an action", "rules", "Actions")
+_verbs("sources", "a source", "rules", "Sources")
 table(
     Verb("actions metrics", "Figures of an action.", OneSink),
     Verb("actions reset", "Sets the figures of an action to 0.", OneSink, changes=True,
          rest=(Rest("PUT /actions/{id}/metrics/reset", "Actions", "reset_action", "nothing"),)),
+    Verb("sources metrics", "Figures of a source.", OneSink),
+    Verb("sources reset", "Sets the figures of a source to 0.", OneSink, changes=True,
+         rest=(Rest("PUT /sources/{id}/metrics/reset", "Sources", "reset_source", "nothing"),)),
     Verb("actions cursor", "Position of an action in the journals, and how far it is behind them.", OneSink,
          rest=(Rest("GET /actions/{id}/cursor", "Actions", "show_cursor"),)),
     Verb("actions rewind", "Lets an action continue at another time: rows since then are written again.", Rewind, changes=True,

@@ -1,4 +1,4 @@
-"""Alarms about actions: the server cannot be used, rows are late, rows were dropped."""
+"""Alarms about actions, and about sources: the server cannot be used, rows are late, rows or records were dropped."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,33 +8,35 @@ from shardbroker.management.alarms import Alarm, StandingAlarm
 __all__ = ["ActionAlarms", "ActionState"]
 
 DOWN_MS = 5_000
-"""Time without its server after which an action is down: a server that restarts is no alarm."""
+"""Time without its server after which an action or a source is down: a server that restarts is no alarm."""
 LATE_S, CALM_S = 60.0, 30.0
 """Age of the oldest row that is not written: from the first on an action lags, below the second it does not."""
 CALM_MS = 60_000
 """Time without a dropped row after which the alarm ends."""
 SHOWN = 5
-"""Actions that an alarm names."""
+"""Actions or sources that an alarm names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionState:
-    """An enabled action at one moment."""
+    """An enabled action or source at one moment."""
 
     status: str
     reason: str
     lag_seconds: float
     dropped: int
-    """Rows since the start of the process."""
+    """Rows since the start of the process; records of a source that could not be taken over."""
 
 
 class ActionAlarms:
-    """The alarms action_down, action_lagging and action_dropped."""
+    """The alarms action_down, action_lagging and action_dropped; of sources source_down and source_dropped, as nothing is known of
+    the age of what they have not received. noun: action or source."""
 
-    def __init__(self, node: str) -> None:
-        self._down = StandingAlarm(node, "action_down", "error")
-        self._lagging = StandingAlarm(node, "action_lagging")
-        self._dropped = StandingAlarm(node, "action_dropped", "error")
+    def __init__(self, node: str, noun: str = "action") -> None:
+        self._noun, self._units = noun, "rows" if noun == "action" else "records"
+        self._down = StandingAlarm(node, f"{noun}_down", "error")
+        self._lagging = StandingAlarm(node, f"{noun}_lagging")
+        self._dropped = StandingAlarm(node, f"{noun}_dropped", "error")
         self._lost_ms: dict[str, int] = {}
         """Action -> since when it has no server."""
         self._late: set[str] = set()
@@ -55,14 +57,14 @@ class ActionAlarms:
         self._lost_ms = {id: self._lost_ms.get(id, now_ms) for id in lost}
         down = sorted(id for id, since_ms in self._lost_ms.items() if now_ms - since_ms >= DOWN_MS)
         text = "; ".join(f"{id}: {actions[id].reason}" for id in down[:SHOWN])
-        return self._down.look(tuple(down), text or "all actions have their servers", now_ms, _details(down))
+        return self._down.look(tuple(down), text or f"all {self._noun}s have their servers", now_ms, self._details(down))
 
     def _look_at_lags(self, actions: Mapping[str, ActionState], now_ms: int) -> Alarm | None:
         late = {id for id, state in actions.items() if state.lag_seconds >= (CALM_S if id in self._late else LATE_S)}
         self._late = late
         worst = sorted(late, key=lambda id: -actions[id].lag_seconds)
         text = "; ".join(f"{id} is {actions[id].lag_seconds:.0f} s behind" for id in worst[:SHOWN])
-        return self._lagging.look(tuple(sorted(late)), text or "no action is behind", now_ms, _details(worst))
+        return self._lagging.look(tuple(sorted(late)), text or f"no {self._noun} is behind", now_ms, self._details(worst))
 
     def _look_at_drops(self, actions: Mapping[str, ActionState], now_ms: int) -> Alarm | None:
         counts = {id: state.dropped for id, state in actions.items()}
@@ -73,11 +75,10 @@ class ActionAlarms:
             self._lost = {id: self._lost.get(id, 0) + grown.get(id, 0) for id in {*self._lost, *grown}}
         elif now_ms - self._last_ms >= CALM_MS:
             ended, self._lost = sum(self._lost.values()), {}
-            return self._dropped.look(False, f"no more rows are dropped; {ended} were", now_ms)
+            return self._dropped.look(False, f"no more {self._units} are dropped; {ended} were", now_ms)
         worst = sorted(self._lost, key=lambda id: -self._lost[id])
-        text = "; ".join(f"{id} has dropped {self._lost[id]} rows" for id in worst[:SHOWN])
-        return self._dropped.look(tuple(sorted(self._lost)), text, now_ms, _details(worst))
+        text = "; ".join(f"{id} has dropped {self._lost[id]} {self._units}" for id in worst[:SHOWN])
+        return self._dropped.look(tuple(sorted(self._lost)), text, now_ms, self._details(worst))
 
-
-def _details(ids: list[str]) -> dict[str, object]:
-    return {"count": len(ids), "actions": ids[:SHOWN]}
+    def _details(self, ids: list[str]) -> dict[str, object]:
+        return {"count": len(ids), f"{self._noun}s": ids[:SHOWN]}

@@ -60,7 +60,7 @@ class AlarmWatch:
         self._backends = StandingAlarm(node, "backend_unusable", "error")
         self._rules = StandingAlarm(node, "rules_stopped", "error")
         self._holds = HoldAlarms(node)
-        self._actions = ActionAlarms(node)
+        self._actions, self._sources = ActionAlarms(node), ActionAlarms(node, "source")
         self._damaged = 0
         self._view = view
         self._cluster = ClusterAlarms(node)
@@ -94,9 +94,10 @@ class AlarmWatch:
         for alarm in self._holds.look(uses, removed, time.time_ns() // 1_000_000):
             self._send(alarm)
 
-    def check_actions(self, actions: Mapping[str, ActionState]) -> None:
-        """Sends the alarms about actions that have begun, changed or ended. actions: the enabled ones by id."""
-        for alarm in self._actions.look(actions, time.time_ns() // 1_000_000):
+    def check_actions(self, actions: Mapping[str, ActionState], sources: Mapping[str, ActionState]) -> None:
+        """Sends the alarms about actions and sources that have begun, changed or ended. Arguments: the enabled ones by id."""
+        now_ms = time.time_ns() // 1_000_000
+        for alarm in (*self._actions.look(actions, now_ms), *self._sources.look(sources, now_ms)):
             self._send(alarm)
 
     def add_damage(self, text: str) -> None:

@@ -299,7 +299,7 @@ class _Manager:
             self._sys.count_retained()
             self._bans.store()
             self._alarms.check()
-            self._alarms.check_actions(self._context.actions.states())
+            self._alarms.check_actions(self._context.actions.states(), self._context.sources.states())
             self._traces.look(time.time_ns() // 1_000_000)
             await asyncio.sleep(WATCH_S)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from shardbroker import __version__
-from shardbroker.config.sinks.definition import ACTIONS
+from shardbroker.config.sinks.definition import ACTIONS, SOURCES
 from shardbroker.control.losses import LOSSES
 from shardbroker.flows.wire import COUNTS
 from shardbroker.hooks.wanted import PLUGINS_FILE
@@ -41,6 +41,11 @@ ACTION_COUNTS = (
 ACTION_GAUGES = ("inflight", "queuing", "queuing_bytes", "rate", "rate_last5m", "lag_records", "lag_seconds")
 """Rows of an action at this moment, likewise, and how far it is behind the journals."""
 
+SOURCE_COUNTS = ("received", "published", "failed", "acknowledged")
+"""Counts of a source: records."""
+SOURCE_GAUGES = ("inflight", "rate", "rate_last5m", "lag_records")
+"""Records of a source at this moment, and how many the server has that were not received yet."""
+
 Labels = Mapping[str, object]
 
 
@@ -52,7 +57,7 @@ async def render(context: Context) -> str:
     lines += _exhook(read_state(context))
     if context.rules.all():
         lines += _rules(context)
-    for sinks in (context.connectors, context.actions):
+    for sinks in (context.connectors, context.actions, context.sources):
         lines += _sinks(sinks)
     if context.topology.settings.cluster.enable and context.topology.settings.cluster.registry == "on":
         lines += _claims(await context.workers.call_available("cluster claims"))
@@ -197,7 +202,7 @@ def _rules(context: Context) -> Iterator[str]:
 
 
 def _sinks(sinks: Sinks) -> Iterator[str]:
-    """Yields the figures of connectors or actions, by id; none without any. Counts start at 0 with the processes flows."""
+    """Yields the figures of connectors, actions or sources, by id; none without any. Counts start at 0 with the processes flows."""
     one, all, figures = sinks.kind[:-1], sinks.all(), sinks.figures()
     if not all:
         return
@@ -205,12 +210,12 @@ def _sinks(sinks: Sinks) -> Iterator[str]:
     yield from _family(f"{one}_enable", "gauge", f"Whether the {one} is enabled.", enabled)
     up = [({"id": sink["id"]}, int(sinks.status(sink, figures.get(sink["id"], {}))[0] == "connected")) for sink in all]
     yield from _family(f"{one}_status", "gauge", f"Whether the server of the {one} is connected.", up)
-    if sinks.kind != ACTIONS:
-        return
-    for name in (*ACTION_COUNTS, *ACTION_GAUGES):
-        kind = "counter" if name in ACTION_COUNTS else "gauge"
+    counts, gauges = {ACTIONS: (ACTION_COUNTS, ACTION_GAUGES), SOURCES: (SOURCE_COUNTS, SOURCE_GAUGES)}.get(sinks.kind, ((), ()))
+    article = "an" if sinks.kind == ACTIONS else "a"
+    for name in (*counts, *gauges):
+        kind = "counter" if name in counts else "gauge"
         rows = [({"id": sink["id"]}, figures.get(sink["id"], {}).get(name, 0)) for sink in all]
-        yield from _family(f"action_{name.replace('.', '_')}", kind, f"{name} of an action.", rows)
+        yield from _family(f"{one}_{name.replace('.', '_')}", kind, f"{name} of {article} {one}.", rows)
 
 
 def _exhook(states: Iterable[Any]) -> Iterator[str]:

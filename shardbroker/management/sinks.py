@@ -128,10 +128,11 @@ class Sinks:
     def states(self) -> dict[str, ActionState]:
         """Returns the states of enabled actions or sources, for alarms."""
         found, figures = {}, self.figures()
+        lost = "failed" if self.kind == SOURCES else "dropped"
         for one in self.all():
             if one["model"] is None or one["model"].enable:
                 of = figures.get(one["id"], {})
-                found[one["id"]] = ActionState(*self.status(one, of), of.get("lag_seconds", 0.0), of.get("dropped", 0))
+                found[one["id"]] = ActionState(*self.status(one, of), of.get("lag_seconds", 0.0), of.get(lost, 0))
         return found
 
     def uses(self) -> dict[str, list[tuple[str, str]]]:

@@ -10,7 +10,7 @@ from shardbroker.api.dashboard.frame import Page, asked, card, number
 from shardbroker.api.dashboard.lists import CursorTable
 from shardbroker.api.dashboard.session import Session
 from shardbroker.config.persistence import key_of
-from shardbroker.config.sinks.ids import checked_id
+from shardbroker.config.sinks.ids import checked_id, checked_source_id
 from shardbroker.config.sinks.proposals import ROWS
 from shardbroker.control import ControlError
 
@@ -46,9 +46,12 @@ async def _fill(session: Session) -> None:
 
     editor = _Editor(session, table)
     await look()
-    action = asked("action")
+    action, source = asked("action"), asked("source")
     try:
-        editor.begin_for(*checked_id(action))
+        if source:
+            editor.begin_from(":".join(checked_source_id(source)))
+        else:
+            editor.begin_for(*checked_id(action))
     except ValueError:
         editor.begin()
     ui.timer(REFRESH_S, table.again)
@@ -124,6 +127,12 @@ class _Editor:
         self._id.set_value(name)
         self._sql.set_value(ROWS)
         self._actions.set_value(_pretty([f"{type}:{name}"]))
+
+    def begin_from(self, id: str) -> None:
+        """Shows a new rule over what a source receives."""
+        self.begin()
+        self._id.set_value(id.rpartition(":")[2])
+        self._sql.set_value(f'SELECT *\nFROM "$sources/{id}"')
 
     async def open(self, id: str) -> None:
         """Shows a rule of the broker."""

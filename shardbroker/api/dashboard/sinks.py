@@ -1,6 +1,6 @@
-"""Connectors and actions: cards with status, rate and lag, and a form with the keys of the type.
+"""Connectors, actions and sources: cards with status, rate and lag, and a form with the keys of the type.
 
-Each step leads to the next: a connector to an action over it, an action to a rule with its rows.
+Each step leads to the next: a connector to an action or a source over it, an action to a rule with its rows.
 """
 
 import json
@@ -13,9 +13,10 @@ from shardbroker.api.dashboard.frame import Page, asked, card, number
 from shardbroker.api.dashboard.model_form import ModelForm
 from shardbroker.api.dashboard.session import Session
 from shardbroker.config.persistence import key_of
+from shardbroker.config.sinks.definition import model_of
 from shardbroker.config.sinks.ids import checked_id
 from shardbroker.config.sinks.proposals import PROPOSALS
-from shardbroker.config.sinks.types import SINK_TYPES
+from shardbroker.config.sinks.types import SINK_TYPES, source_types
 from shardbroker.control import ControlError
 
 __all__ = ["pages"]
@@ -31,18 +32,19 @@ DESCRIBING = ("enable", "description", "tags")
 """Keys that a row has beside its settings."""
 TLS = ("tls", "tls_ca", "tls_cert", "tls_key", "tls_verify")
 FOLDS = {"TLS": TLS, "description": (*DESCRIBING, "fallback_actions")}
-Kind = Literal["connectors", "actions"]
-NAMES: dict[Kind, str] = {"connectors": "main", "actions": "messages"}
+Kind = Literal["connectors", "actions", "sources"]
+NAMES: dict[Kind, str] = {"connectors": "main", "actions": "messages", "sources": "messages"}
 """Proposed for the first one of a type."""
 NAME_MUST = "must be up to 64 letters, digits, - and _, the first of them a letter or a digit"
 EMPTY: dict[Kind, str] = {
-    "connectors": "No connector yet. A connector is the connection to one server; actions write rows over it.",
+    "connectors": "No connector yet. A connector is the connection to one server; actions and sources use it.",
     "actions": "No action yet. An action writes the rows of rules over a connector, which is made first.",
+    "sources": "No source yet. A source receives what another system has, over a connector, which is made first.",
 }
 
 
 class _Sinks:
-    """The page of connectors, or of actions."""
+    """The page of connectors, of actions, or of sources."""
 
     def __init__(self, session: Session, kind: Kind) -> None:
         self._session, self._kind, self._one = session, kind, kind[:-1]
@@ -52,8 +54,8 @@ class _Sinks:
         with card(kind.capitalize()):
             with ui.row().classes("items-center w-full"):
                 with ui.button(f"New {self._one}", icon="add").props("flat"), ui.menu():
-                    for type, row in SINK_TYPES.items():
-                        ui.menu_item(row.title, lambda type=type: self.begin(type))
+                    for type in source_types() if kind == "sources" else SINK_TYPES:
+                        ui.menu_item(SINK_TYPES[type].title, lambda type=type: self.begin(type))
                 self._like = ui.input("Id contains", on_change=self.refresh).props("dense clearable").classes("w-56")
             self._cards = ui.row().classes("w-full gap-3 items-stretch")
             self._note = ui.label(EMPTY[kind]).classes("opacity-70 text-sm")
@@ -89,14 +91,14 @@ class _Sinks:
                 ui.label(row["description"]).classes("text-xs opacity-80 break-words w-full line-clamp-2")
             if row["status_reason"]:
                 ui.label(row["status_reason"]).classes("text-xs break-words w-full line-clamp-3").tooltip(row["status_reason"])
-            if self._kind == "actions":
+            if self._kind != "connectors":
                 self._figures(row)
-            users = row["rules" if self._kind == "actions" else "actions"]
-            text = f"used by {', '.join(users)}" if users else "not used by a rule" if self._kind == "actions" else "not used"
+            users = [*row["actions"], *row["sources"]] if self._kind == "connectors" else row["rules"]
+            text = f"used by {', '.join(users)}" if users else "not used" if self._kind == "connectors" else "not used by a rule"
             ui.label(text).classes("text-xs opacity-80 break-words w-full line-clamp-2")
 
     def _figures(self, row: dict[str, Any]) -> None:
-        late = f", {_age(row['lag_seconds'])}" if row["lag_records"] else ""
+        late = f", {_age(row['lag_seconds'])}" if row["lag_records"] and "lag_seconds" in row else ""
         with ui.row().classes("text-sm gap-x-4 gap-y-0"):
             ui.label(f"{number(row['rate'])} a second").classes("whitespace-nowrap")
             ui.label(f"{number(row['lag_records'])} behind{late}").classes("whitespace-nowrap")
@@ -109,8 +111,8 @@ class _Sinks:
     async def begin(self, type: str, connector: str = "") -> None:
         """Shows a form with what is proposed for a type. connector: the name of the one to be used."""
         settings: dict[str, Any] = {}
-        if self._kind == "actions":
-            proposal = PROPOSALS.get(type)
+        if self._kind != "connectors":
+            proposal = PROPOSALS.get(type) if self._kind == "actions" else None
             names = await self._connectors(type)
             settings = {"connector": connector if connector in names else "".join(names[:1])}
             settings["parameters"] = proposal.parameters if proposal is not None else {}
@@ -125,8 +127,8 @@ class _Sinks:
             await self._show(row["type"], row)
 
     async def _show(self, type: str, row: dict[str, Any]) -> None:
-        model = SINK_TYPES[type].connector if self._kind == "connectors" else SINK_TYPES[type].action
-        choices = {"connector": await self._connectors(type)} if self._kind == "actions" else {}
+        model = model_of(self._kind, type)
+        choices = {"connector": await self._connectors(type)} if self._kind != "connectors" else {}
         self._opened = row["id"]
         self._editor.clear()
         with self._editor, card(row["id"] or f"New {self._one}: {SINK_TYPES[type].title}"):
@@ -159,13 +161,18 @@ class _Sinks:
         probe.set_enabled(self._session.may_change)
         ui.button("Save", icon="save", on_click=lambda: self._save(type)).set_enabled(may_save)
         if row["id"]:
-            text, path = (
-                ("New action over it", f"/actions?connector={row['id']}")
-                if self._kind == "connectors"
-                else ("New rule for it", f"/rules?action={row['id']}")
-            )
-            following = ui.button(text, icon="arrow_forward", on_click=lambda: ui.navigate.to(path)).props("outline")
-            following.set_enabled(self._session.may_change)
+            for text, path in self._steps(type, row["id"]):
+                following = ui.button(text, icon="arrow_forward", on_click=lambda path=path: ui.navigate.to(path)).props("outline")
+                following.set_enabled(self._session.may_change)
+
+    def _steps(self, type: str, id: str) -> list[tuple[str, str]]:
+        """Returns text and path of the steps that follow."""
+        if self._kind == "actions":
+            return [("New rule for it", f"/rules?action={id}")]
+        if self._kind == "sources":
+            return [("New rule for it", f"/rules?source={id}")]
+        of_source = [("New source over it", f"/sources?connector={id}")] if type in source_types() else []
+        return [("New action over it", f"/actions?connector={id}"), *of_source]
 
     async def _connectors(self, type: str) -> list[str]:
         found = await self._session.show_errors(self._session.call("connectors list", type=type, limit=1000))
@@ -268,11 +275,11 @@ def _page(kind: Kind, icon: str) -> Page:
         sinks = _Sinks(session, kind)
         await sinks.refresh()
         ui.timer(REFRESH_S, sinks.refresh)
-        if kind == "actions" and (connector := asked("connector")):
+        if kind != "connectors" and (connector := asked("connector")):
             with suppress(ValueError):
                 await sinks.begin(*checked_id(connector))
 
     return Page(f"/{kind}", kind.capitalize(), icon, fill)
 
 
-pages = (_page("connectors", "cable"), _page("actions", "output"))
+pages = (_page("connectors", "cable"), _page("actions", "output"), _page("sources", "input"))

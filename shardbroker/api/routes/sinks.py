@@ -1,4 +1,4 @@
-"""Connectors and actions.
+"""Connectors, actions and sources.
 
 By hand: fields of EMQX 5, whose settings are keys of the body and of the response; lists without pages; metrics with those of each
 node; enabling by a path.
@@ -12,18 +12,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shardbroker.api.calls import Call, VerbCall
 from shardbroker.config.sinks.tables import SINKS_MAX
-from shardbroker.config.sinks.types import SINK_TYPES
+from shardbroker.config.sinks.types import SINK_TYPES, source_types
 
 __all__ = ["router"]
 
 router = APIRouter()
-Kind = Literal["connectors", "actions"]
+Kind = Literal["connectors", "actions", "sources"]
 FIGURES = (
     "matched", "success", "failed", "dropped", "dropped.expired", "dropped.queue_full", "dropped.resource_not_found",
     "dropped.resource_stopped", "dropped.other", "inflight", "late_reply", "queuing", "queuing_bytes", "received", "retried",
     "retried.success", "retried.failed", "rate", "rate_last5m", "rate_max", "lag_records", "lag_seconds",
 )  # fmt: skip
 """Names as in EMQX, but for the two lags."""
+SOURCE_FIGURES = ("received", "published", "failed", "acknowledged", "inflight", "rate", "rate_last5m", "rate_max", "lag_records")
+"""Figures of a source besides those of FIGURES; all others are 0."""
 SUMMARY = (
     "type", "name", "enable", "description", "created_at", "last_modified_at", "node_status", "rules", "status", "status_reason",
 )  # fmt: skip
@@ -49,6 +51,12 @@ class ActionBody(ConnectorBody):
     fallback_actions: list[Any] = Field([], description="Actions that get the rows that the server rejects, as `type:name`.")
 
 
+class SourceBody(ConnectorBody):
+    connector: str = Field(description="Name of the connector of the same type.")
+    parameters: dict[str, Any] = Field({}, description="What is received, and what is published here; keys of the type.")
+    resource_opts: dict[str, Any] = Field({}, description="How the server is watched.")
+
+
 class NewConnector(ConnectorBody):
     type: str = Field(description="One of the types of connectors, such as `http`.")
     name: str = Field(description="Name among those of the type.")
@@ -56,6 +64,11 @@ class NewConnector(ConnectorBody):
 
 class NewAction(ActionBody):
     type: str = Field(description="One of `GET /action_types`.")
+    name: str = Field(description="Name among those of the type.")
+
+
+class NewSource(SourceBody):
+    type: str = Field(description="One of `GET /source_types`.")
     name: str = Field(description="Name among those of the type.")
 
 
@@ -67,6 +80,11 @@ class ConnectorProbe(ConnectorBody):
 class ActionProbe(ActionBody):
     type: str = Field(description="One of `GET /action_types`.")
     name: str = Field("probe", description="Name of the action whose secrets are meant by `******`.")
+
+
+class SourceProbe(SourceBody):
+    type: str = Field(description="One of `GET /source_types`.")
+    name: str = Field("probe", description="Name of the source whose secrets are meant by `******`.")
 
 
 @router.get("/connectors", tags=["Connectors"])
@@ -159,6 +177,62 @@ async def summarize_actions(call: Call) -> list[dict[str, Any]]:
 async def list_action_types() -> list[str]:
     """Types of actions."""
     return [*SINK_TYPES]
+
+
+@router.get("/sources", tags=["Sources"])
+async def list_sources(call: Call) -> list[dict[str, Any]]:
+    """Sources."""
+    return await _all(call, "sources")
+
+
+@router.post("/sources", status_code=201, tags=["Sources"])
+async def create_source(call: Call, body: NewSource) -> dict[str, Any]:
+    """Makes a source."""
+    return await _made(call, "sources", body)
+
+
+@router.get("/sources/{id}", tags=["Sources"])
+async def show_source(call: Call, id: str) -> dict[str, Any]:
+    """One source."""
+    return _shaped(call, await call("sources show", id=id))
+
+
+@router.put("/sources/{id}", tags=["Sources"])
+async def update_source(call: Call, id: str, body: SourceBody) -> dict[str, Any]:
+    """Replaces the settings of a source; what it has received and not acknowledged arrives again."""
+    return await _changed(call, "sources", id, body)
+
+
+@router.put("/sources/{id}/enable/{enable}", status_code=204, tags=["Sources"])
+async def enable_source(call: Call, id: str, enable: bool) -> None:
+    """Enables or disables a source."""
+    await call(f"sources {'enable' if enable else 'disable'}", id=id)
+
+
+@router.get("/sources/{id}/metrics", tags=["Sources"])
+async def show_source_metrics(call: Call, id: str) -> dict[str, Any]:
+    """Figures of a source."""
+    found = await call("sources metrics", id=id)
+    metrics = dict.fromkeys(FIGURES, 0) | {name: found.get(name, 0) for name in SOURCE_FIGURES}
+    return {"metrics": metrics, "node_metrics": [{"node": call.node, "metrics": metrics}]}
+
+
+@router.post("/sources_probe", status_code=204, tags=["Sources"])
+async def probe_source(call: Call, body: SourceProbe) -> None:
+    """Checks settings of a source, and tries to reach the server of its connector; 400 TEST_FAILED with the reason."""
+    await call("sources probe", **_definition(body))
+
+
+@router.get("/sources_summary", tags=["Sources"])
+async def summarize_sources(call: Call) -> list[dict[str, Any]]:
+    """Sources without their settings."""
+    return [{name: row[name] for name in SUMMARY if name in row} for row in await _all(call, "sources")]
+
+
+@router.get("/source_types", tags=["Sources"])
+async def list_source_types() -> list[str]:
+    """Types of sources."""
+    return source_types()
 
 
 async def _all(call: VerbCall, kind: Kind) -> list[dict[str, Any]]:

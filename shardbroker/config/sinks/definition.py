@@ -1,12 +1,14 @@
 """Definitions of connectors, actions and sources that arrive as JSON: their checks, secrets that are sent back masked, and EMQX's
 keys."""
 
+import re
 from typing import Any
 
 from pydantic import ValidationError
 
 from shardbroker.config.errors import complaints
 from shardbroker.config.keys import MASK
+from shardbroker.config.sinks.base import ResourceOptions
 from shardbroker.config.sinks.ids import normal_id
 from shardbroker.config.sinks.types import SINK_TYPES, source_types
 
@@ -16,12 +18,14 @@ CONNECTORS, ACTIONS, SOURCES = "connectors", "actions", "sources"
 """The kinds, as their sections are named."""
 OF_RESPONSES = (
     "id", "type", "name", "status", "status_reason", "node_status", "node_metrics", "metrics", "rules", "actions", "origin",
-    "sources", "created_at", "last_modified_at", "local_topic", "rate", "failed", "lag_records", "lag_seconds", "fallback_of",
+    "sources", "created_at", "last_modified_at", "local_topic", "rate", "received", "failed", "lag_records", "lag_seconds",
+    "fallback_of",
 )  # fmt: skip
 """Keys of a response, which clients send back with a change."""
 WITHOUT_EFFECT = (
     "auto_reconnect", "connect_timeout", "disable_prepared_statements", "enable_pipelining", "ipv6_probe", "max_inactive",
-    "max_part_size", "max_retries", "min_part_size", "pool_size", "pool_type", "request_timeout", "url_expire_time",
+    "max_part_size", "max_retries", "min_part_size", "no_ack", "pool_size", "pool_type", "request_timeout", "url_expire_time",
+    "wait_for_publish_confirmations",
 )  # fmt: skip
 """Keys of EMQX for which there is nothing to choose here, unless the type has them."""
 RESOURCE_WITHOUT_EFFECT = (
@@ -72,15 +76,28 @@ def from_emqx(kind: str, type: str, given: dict[str, Any]) -> dict[str, Any]:
             found = found.pop("parameters") | found  # EMQX has them there for some types
         if "transport_options" not in fields and isinstance(found.get("transport_options"), dict):
             found = _without(found.pop("transport_options"), fields, WITHOUT_EFFECT) | found
+        _join_port(found, fields)
         if "ssl" not in fields and isinstance(found.get("ssl"), dict):
             found = _tls_keys(found.pop("ssl"), fields) | found
         return found
     for table, without in (("parameters", WITHOUT_EFFECT), ("resource_opts", RESOURCE_WITHOUT_EFFECT)):
         if table in found and table in fields:
             found[table] = _without(found[table], fields[table].annotation.model_fields, without)
+    if kind == SOURCES and isinstance(found.get("resource_opts"), dict):
+        known = fields["resource_opts"].annotation.model_fields
+        found["resource_opts"] = _without(found["resource_opts"], known, tuple(ResourceOptions.model_fields))
     if isinstance(found.get("fallback_actions"), list):
         found["fallback_actions"] = [_reference(one) for one in found["fallback_actions"]]
     return found
+
+
+def _join_port(found: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Puts EMQX's `port` behind the host in `server`, where a connector has no key for it."""
+    if "port" in fields or "server" not in fields or "port" not in found or not isinstance(found.get("server"), str):
+        return
+    port = found.pop("port")
+    host = f"[{found['server']}]" if found["server"].count(":") > 1 and not found["server"].startswith("[") else found["server"]
+    found["server"] = host if re.search(r":\d+$", host) else f"{host}:{port}"
 
 
 def _without(values: Any, known: Any, names: tuple[str, ...]) -> Any:

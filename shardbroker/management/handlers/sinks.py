@@ -1,10 +1,10 @@
-"""Connectors and actions: what each is, how it fares, and changes."""
+"""Connectors, actions and sources: what each is, how it fares, and changes."""
 
 import json
 import time
 from typing import Any
 
-from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS
+from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, SOURCES
 from shardbroker.control import ControlError
 from shardbroker.control.sink_verbs import NewSink, OneSink, Rewind, SinkChange, SinkDelete, SinkList, SinkProbe
 from shardbroker.management.context import Context, handles
@@ -15,10 +15,10 @@ from shardbroker.pubsub.periods import parse_period
 
 
 def _register(kind: str) -> None:
-    """Registers the handlers that connectors and actions have alike."""
+    """Registers the handlers that connectors, actions and sources have alike."""
 
     def of(context: Context) -> Sinks:
-        return context.connectors if kind == CONNECTORS else context.actions
+        return {CONNECTORS: context.connectors, ACTIONS: context.actions, SOURCES: context.sources}[kind]
 
     @handles(f"{kind} list")
     async def list_all(context: Context, params: SinkList) -> dict[str, Any]:
@@ -75,20 +75,23 @@ def _register(kind: str) -> None:
         await of(context).order(params.id, "restart")
 
 
-_register(CONNECTORS)
-_register(ACTIONS)
+    if kind == CONNECTORS:
+        return
+
+    @handles(f"{kind} metrics")
+    async def metrics(context: Context, params: OneSink) -> dict[str, Any]:
+        id = of(context).find(params.id)["id"]
+        found = of(context).figures().get(id, {})
+        return {"id": id, **{name: value for name, value in found.items() if name not in ("status", "error", "cursor")}}
+
+    @handles(f"{kind} reset")
+    async def reset(context: Context, params: OneSink) -> None:
+        id = of(context).find(params.id)["id"]
+        await of(context).flows.order("sink_reset" if kind == ACTIONS else "source_reset", id)
 
 
-@handles("actions metrics")
-async def metrics(context: Context, params: OneSink) -> dict[str, Any]:
-    id = context.actions.find(params.id)["id"]
-    found = context.actions.figures().get(id, {})
-    return {"id": id, **{name: value for name, value in found.items() if name not in ("status", "error", "cursor")}}
-
-
-@handles("actions reset")
-async def reset(context: Context, params: OneSink) -> None:
-    await context.actions.flows.order("sink_reset", context.actions.find(params.id)["id"])
+for _kind in (CONNECTORS, ACTIONS, SOURCES):
+    _register(_kind)
 
 
 @handles("actions cursor")
@@ -113,7 +116,7 @@ async def rewind(context: Context, params: Rewind) -> None:
 def row(
     sinks: Sinks, one: Definition, figures: dict[str, dict[str, Any]], uses: dict[str, list[tuple[str, str]]]
 ) -> dict[str, Any]:
-    """Returns a connector or an action as `ctl` and REST show it."""
+    """Returns a connector, an action or a source as `ctl` and REST show it."""
     found = figures.get(one["id"], {})
     status, reason = sinks.status(one, found)
     settings = dict(one["shown"])
@@ -124,7 +127,10 @@ def row(
         "origin": one["origin"], "created_at": one["created_ms"], "last_modified_at": one["changed_ms"], "settings": settings,
     }  # fmt: skip
     if sinks.kind == CONNECTORS:
-        return {**shown, "actions": [user for _, user in users]}
+        return {**shown, **{kind: [user for of, user in users if of == kind] for kind in (ACTIONS, SOURCES)}}
+    if sinks.kind == SOURCES:
+        counts = {name: found.get(name, 0) for name in ("rate", "received", "failed", "lag_records")}
+        return {**shown, **counts, "rules": [user for _, user in users]}
     counts = {name: found.get(name, 0) for name in ("rate", "failed", "lag_records", "lag_seconds")}
     fallback_of = [user for of, user in users if of == ACTIONS]
     return {**shown, **counts, "rules": [user for of, user in users if of != ACTIONS], "fallback_of": fallback_of}
