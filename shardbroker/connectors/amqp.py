@@ -45,6 +45,7 @@ DECLARE, DECLARE_OK, EXCHANGE_DECLARE, EXCHANGE_DECLARE_OK = (50, 10), (50, 11),
 QOS, QOS_OK, CONSUME, CONSUME_OK, CANCEL = (60, 10), (60, 11), (60, 20), (60, 21), (60, 30)
 RETURN, DELIVER, ACK, NACK = (60, 50), (60, 60), (60, 80), (60, 120)
 CONFIRM, CONFIRM_OK = (85, 10), (85, 11)
+ACK_START = struct.pack(">HH", *ACK)
 CHANNEL = 1
 """The only channel of a connection."""
 FRAME_MAX = 131_072
@@ -157,7 +158,9 @@ class AmqpConnection(asyncio.Protocol):
     # --- frames ---------------------------------------------------------------------------------------------------------------
 
     def _on_frame(self, kind: int, payload: bytes) -> None:
-        if kind == METHOD:
+        if kind == METHOD and len(payload) == 13 and payload.startswith(ACK_START) and self._confirms is not None:
+            self._confirms.take(int.from_bytes(payload[4:12], "big"), bool(payload[12] & 1), False)
+        elif kind == METHOD:
             self._on_method(struct.unpack_from(">HH", payload), Reader(payload, 4))
         elif kind == HEADER:
             self._left, self._properties = Reader(payload).properties()

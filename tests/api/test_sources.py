@@ -10,7 +10,8 @@ from tests.harness import until
 
 CONNECTOR: dict[str, Any] = {
     "type": "rabbitmq", "name": "main", "server": "127.0.0.1", "port": 1, "username": "guest", "password": "s3cret",
-    "timeout": "1s", "virtual_host": "/", "heartbeat": "30s", "pool_size": 2, "ssl": {"enable": False}, "resource_opts": {"start_timeout": "5s"},
+    "timeout": "1s", "virtual_host": "/", "heartbeat": "30s", "pool_size": 2, "ssl": {"enable": False},
+    "resource_opts": {"start_timeout": "5s"},
 }  # fmt: skip
 SOURCE: dict[str, Any] = {
     "type": "rabbitmq", "name": "in", "connector": "main", "tags": ["a"],

@@ -15,7 +15,7 @@ import pytest
 
 from tests.harness.broker import free_port
 from tests.harness.needed import needed
-from tests.servers.processes import account, answers, folder, running
+from tests.servers.processes import account, answers, folder, quietly, running
 from tests.servers.service import Service, service
 
 __all__ = ["PASSWORD", "USER", "RabbitServer", "rabbitmq_server"]
@@ -31,6 +31,9 @@ class RabbitServer:
 
     def __init__(self, process: Service, port: int, http_port: int) -> None:
         self.process, self.port, self._http_port = process, port, http_port
+        self.variables: dict[str, object] = {}
+        """Of the environment of the server and its programs."""
+        self.scripts = Path()
 
     def request(self, method: str, path: str, body: object = None) -> Any:
         """Raises urllib.error.HTTPError."""
@@ -70,6 +73,11 @@ class RabbitServer:
             if not page:
                 return found
             found += [{**one, "payload": base64.b64decode(one["payload"])} for one in page]
+
+    def rabbitmqctl(self, *words: str) -> None:
+        """Has the server's own program do something."""
+        environment = [f"{name}={value}" for name, value in self.variables.items()]
+        quietly([needed("env"), *environment, str(self.scripts / "rabbitmqctl"), *words])
 
     def is_up(self) -> bool:
         if not answers(self.port):
@@ -114,11 +122,11 @@ vm_memory_high_watermark.absolute = 512MB
         if account():
             os.chown(named, *_ids())
         with running(names, lambda: answers(names_port), named):
-            found: list[RabbitServer] = []
             probe = RabbitServer(None, port, http_port)  # type: ignore[arg-type]
             with service(command, port, probe.is_up, where) as one:
-                found.append(RabbitServer(one, port, http_port))
-                yield found[0]
+                server = RabbitServer(one, port, http_port)
+                server.variables, server.scripts = variables, scripts[-1].parent
+                yield server
 
 
 def _ids() -> tuple[int, int]:

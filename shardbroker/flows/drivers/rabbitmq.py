@@ -10,7 +10,7 @@ from typing import Any
 
 from shardbroker.config.sinks.rabbitmq import RabbitmqAction, RabbitmqConnector, RabbitmqParameters, RabbitmqSource
 from shardbroker.connectors.amqp import CHANNEL, Amqp, AmqpChannelClosed, Delivery
-from shardbroker.connectors.amqp_wire import BODY, HEADER, METHOD, PROPERTIES, AmqpFault, header, short_text
+from shardbroker.connectors.amqp_wire import BODY, FRAME_END, HEADER, PROPERTIES, AmqpFault, header, method, short_text
 from shardbroker.flows.drivers.getters import rendered
 from shardbroker.flows.sinks.driver import ConnectorDriver, Failure, Refused, Unusable
 from shardbroker.flows.sinks.json_bytes import json_bytes
@@ -22,10 +22,15 @@ from shardbroker.rules.values import EvaluationError
 
 __all__ = ["connect", "make", "make_source"]
 
-PUBLISH_METHOD = (60, 40)
-HEADER_START = struct.Struct(">HHQH")
-FRAME_START = struct.Struct(">BHI")
-PUBLISH_START = struct.Struct(">BHIHH")
+PUBLISH = (60, 40)
+FRAME_START, NEXT_FRAME = struct.Struct(">BHI"), struct.Struct(">BBHI")
+HEADER_START, PLAIN_HEADER = struct.Struct(">BHIHHQH"), struct.Struct(">BHIHHQHBB")
+"""Frame, class, weight, body size, flags; and then delivery_mode and the size of message_id."""
+PLAIN_FLAGS = 0x1080
+"""Of a message with those two properties."""
+END = b"\xce"
+KEYS_MAX = 1024
+"""Routing keys whose frames are remembered."""
 MODES = {"non_persistent": 1, "persistent": 2}
 TEXTS = frozenset(name for name, kind in PROPERTIES if kind == "s") - {"cluster_id"}
 NUMBERS = {"priority": 255, "timestamp": (1 << 63) - 1}
@@ -76,6 +81,8 @@ class RabbitmqSink(ConnectorDriver[Amqp]):
         self._is_mandatory = parameters.mandatory
         self._start = b"\0\0" + short_text(parameters.exchange.encode())
         self._end = b"\x01" if parameters.mandatory else b"\0"
+        self._publish: dict[bytes, bytes] = {}
+        """Routing key -> frame of the method."""
         self._is_plain = not self._headers and not self._properties
 
     async def open(self) -> None:
@@ -131,27 +138,31 @@ class RabbitmqSink(ConnectorDriver[Amqp]):
     def _put(self, row: Row, most: int, parts: list[bytes]) -> bytes:
         """Appends the frames of a message; returns its id. Raises EvaluationError, AmqpFault, ValueError, struct.error."""
         routing_key, body = self._routing_key(row), self._body(row)
+        size = len(body)
+        publish = self._publish.get(routing_key) or self._publish_frame(routing_key)
         if self._is_plain:
             id = row.key.encode(errors="backslashreplace")[-SHORT_MAX:]
-            flags, properties = 0x1080, b"%c%b" % (self._mode, short_text(id))
+            header_frame = PLAIN_HEADER.pack(HEADER, CHANNEL, 16 + len(id), 60, 0, size, PLAIN_FLAGS, self._mode, len(id)) + id
         else:
             given = self._given(row)
             id = given["message_id"]
             flags, properties = self._encoded(given, row)
-        start = self._start + short_text(routing_key) + self._end
-        parts += (
-            PUBLISH_START.pack(METHOD, CHANNEL, len(start) + 4, *PUBLISH_METHOD), start, b"\xce",
-            FRAME_START.pack(HEADER, CHANNEL, 14 + len(properties)), HEADER_START.pack(60, 0, len(body), flags),
-            properties, b"\xce",
-        )  # fmt: skip
-        if len(body) <= most:
-            if body:
-                parts += (FRAME_START.pack(BODY, CHANNEL, len(body)), body, b"\xce")
-        else:
-            for at in range(0, len(body), most):
-                part = body[at : at + most]
-                parts += (FRAME_START.pack(BODY, CHANNEL, len(part)), part, b"\xce")
+            header_frame = HEADER_START.pack(HEADER, CHANNEL, 14 + len(properties), 60, 0, size, flags) + properties
+        if 0 < size <= most:
+            parts += (publish, header_frame, NEXT_FRAME.pack(FRAME_END, BODY, CHANNEL, size), body, END)
+            return id
+        parts += (publish, header_frame, END)
+        for at in range(0, size, most):
+            part = body[at : at + most]
+            parts += (FRAME_START.pack(BODY, CHANNEL, len(part)), part, END)
         return id
+
+    def _publish_frame(self, routing_key: bytes) -> bytes:
+        """Returns the frame of the method, and remembers it for the next messages. Raises AmqpFault."""
+        if len(self._publish) >= KEYS_MAX:
+            self._publish.clear()
+        made = self._publish[routing_key] = method(CHANNEL, PUBLISH, self._start, short_text(routing_key), self._end)
+        return made
 
     def _given(self, row: Row) -> dict[str, Any]:
         found: dict[str, Any] = {"delivery_mode": self._mode, "message_id": row.key.encode(errors="backslashreplace")[-SHORT_MAX:]}

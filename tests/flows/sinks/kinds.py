@@ -27,6 +27,9 @@ from tests.servers.influxdb import InfluxServer, influx, influxdb_server
 from tests.servers.mongodb import mongodb_server
 from tests.servers.mysql import mariadb
 from tests.servers.postgresql import postgresql
+from tests.servers.rabbitmq import PASSWORD as RABBIT_PASSWORD
+from tests.servers.rabbitmq import USER as RABBIT_USER
+from tests.servers.rabbitmq import rabbitmq_server
 from tests.servers.redis import PASSWORD as REDIS_PASSWORD
 from tests.servers.redis import cli, redis_server
 from tests.servers.s3 import ACCOUNT as S3_ACCOUNT
@@ -264,6 +267,38 @@ def _mongodb(where: Path) -> Iterator[Sink]:
             server=server,
             prepare=prepare,
             forgets=True,
+        )
+
+
+@contextmanager
+def _rabbitmq(where: Path) -> Iterator[Sink]:
+    """Messages are taken out of their queue when they are read, and remembered here."""
+    with rabbitmq_server() as server:
+        for queue in ("rows", "typed", "measured"):
+            server.declare(queue)
+        server.exchange("rows", "topic", ("rows", "rows.undefined"), ("rows", "rows.1"))
+        found: Rows = []
+
+        def read() -> Rows:
+            found.extend(_pairs("\n".join(message["payload"].decode() for message in server.get("rows"))))
+            return [*found]
+
+        login = {"username": RABBIT_USER, "password": RABBIT_PASSWORD, "timeout": "1s", "heartbeat": "2s"}
+        connector = {"server": f"127.0.0.1:{server.port}", **login}
+        template = "${i}|${f}|${t}|${b}|${gone}"
+        rows = {"exchange": "rows", "routing_key": "rows.${x}", "payload_template": "${w} ${n}"}
+        yield Sink(
+            connector=connector,
+            refused={**connector, "password": "wrong"},
+            reason="login refused",
+            parameters={**rows, "publish_confirmation_timeout": "1s"},
+            read=read,
+            typed={"routing_key": "typed", "payload_template": template},
+            stored=lambda: server.get("typed")[0]["payload"],
+            shown=f"{INTEGER}|{FLOAT}|{TEXT}|".encode() + b"\x00\xff|undefined",
+            measured={"routing_key": "measured"},
+            server=server.process,
+            keyed=False,
         )
 
 
@@ -520,6 +555,7 @@ KINDS = {
     "mysql": Kind(_mysql, {"x": 13}),
     "opents": Kind(_opents, {"x": "no tag"}),
     "pgsql": Kind(_pgsql, {"x": 13}),
+    "rabbitmq": Kind(_rabbitmq, {"x": 13}),
     "redis": Kind(_redis, {"x": "poison"}),
     "s3": Kind(_s3, None),
     "timescale": Kind(_timescale, {"x": 13}),
