@@ -200,7 +200,8 @@ def test_no_client_makes_an_event(broker: Broker) -> None:
 
 
 def test_no_client_has_the_name_of_a_rule(broker: Broker) -> None:
-    Client(broker.address, 5, "$rule:one", connect=False).connect(expect_code=0x85)
+    for id in ("$rule:one", "$source:rabbitmq:one"):
+        Client(broker.address, 5, id, connect=False).connect(expect_code=0x85)
     with Client(broker.address, 5, "$rules") as client:
         client.ping()
 
