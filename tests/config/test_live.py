@@ -10,7 +10,7 @@ from shm.roles import ACCEPTOR, API, FLOWS, INTEGRATIONS, LINK, MANAGER, ROLES, 
 LIVE_SECTIONS = {
     "acl", "actions", "alarm", "auth", "auto_subscribe", "connectors", "delayed", "event_message", "exhook", "flapping_detect",
     "journal", "log", "mqtt", "persistence", "plugins", "replay", "retainer", "rewrite", "rule_engine", "rules", "slow_subs",
-    "snapshot", "streams", "sys", "topic_metrics", "trace",
+    "snapshot", "sources", "streams", "sys", "topic_metrics", "trace",
 }  # fmt: skip
 RESTART_KEYS = {"mqtt.shared_subscription_strategy", "journal.segment_bytes", "journal.cycle_bytes"}
 LIVE_KEYS = {"cluster.lost_session"}

@@ -228,7 +228,7 @@ def test_events_hold_over_kills() -> None:
 
 @pytest.mark.parametrize(
     ("source", "reason"),
-    [("$events/client/no_such", "no event $events/client/no_such"), ("$bridges/mqtt:a", "FROM must be topic filters or events")],
+    [("$events/client/no_such", "no event $events/client/no_such"), ("$bridges/http:a", "type must be one with sources")],
 )
 def test_what_is_no_event_is_refused(broker: Broker, source: str, reason: str) -> None:
     with pytest.raises(ControlError, match=re.escape(reason)):
