@@ -20,7 +20,7 @@ cdef enum RecordKind:
     RECORD_NOTE = 7                    # to the manager: a line for its log, with the level in the topic
     RECORD_TRACE = 8                   # to the manager: an event for traces, CBOR in the payload, see worker/observers/traces.pxd
     RECORD_KEEP = 9                    # from a link process: streams of a node that go on, u64 identities in the payload
-    RECORD_REPLAY = 10                     # for the replay `member`: a message, or without a topic how far it is; a ReplayPlace in the group
+    RECORD_REPLAY = 10                     # for the replay or look-up `member`: a message, or without a topic how far it is; a ReplayPlace in the group
     RECORD_FED = 11                        # from a process flows: an event of a source for rules: name in the topic, CBOR columns in the payload
 
 cdef enum RecordFlag:
@@ -52,6 +52,13 @@ cdef packed struct ArrivalHeader:
     uint32_t zero
     uint64_t identity                  # of the stream, which is that of the ring on the origin; 0: RECORD_KEEP
     uint64_t position                  # in the stream, behind the record; 0: RECORD_KEEP
+
+cdef enum FoundKind:                       # ReplayPlace.journal of a record for a look-up, whose id is in position and incarnation
+    IS_MESSAGE = 1
+    IS_RETAINED = 2                        # the retained message
+    IS_NO_RETAINED = 3                     # there is none; without a topic
+    IS_PAGE_END = 4                        # more follows behind the id, at the next request; without a topic
+    IS_END = 5                             # nothing follows; without a topic
 
 cdef packed struct ReplayPlace:
     uint32_t journal

@@ -12,8 +12,9 @@ cdef enum:
     JOURNAL_UTF8 = 0x08                    # of the flags of a message in a journal (journal/schema.py)
 
 __all__ = [
-    "ANSWER", "COMMAND", "DAMAGE", "EVENT", "FED", "NOTE", "PUBLISH", "REPLAY", "TRACE", "encode_event", "encode_note",
-    "encode_publish", "encode_record", "encode_replay", "encode_replay_place", "encode_spilled", "note_of", "open_record",
+    "ANSWER", "COMMAND", "DAMAGE", "EVENT", "FED", "FOUND_END", "FOUND_MESSAGE", "FOUND_NONE_RETAINED", "FOUND_PAGE_END",
+    "FOUND_RETAINED", "NOTE", "PUBLISH", "REPLAY", "TRACE", "encode_event", "encode_found", "encode_note", "encode_publish",
+    "encode_record", "encode_replay", "encode_replay_place", "encode_spilled", "note_of", "open_record",
 ]
 
 EVENT = int(RECORD_EVENT)
@@ -25,6 +26,12 @@ REPLAY = int(RECORD_REPLAY)
 PUBLISH = int(RECORD_PUBLISH)
 FED = int(RECORD_FED)
 """Kinds of records for Python processes."""
+FOUND_MESSAGE = int(IS_MESSAGE)
+FOUND_RETAINED = int(IS_RETAINED)
+FOUND_NONE_RETAINED = int(IS_NO_RETAINED)
+FOUND_PAGE_END = int(IS_PAGE_END)
+FOUND_END = int(IS_END)
+"""Kinds of what a look-up in a database has found."""
 
 DAMAGE = "damage"
 """Level of a note about damaged files, which is an error and an alarm."""
@@ -140,6 +147,35 @@ def encode_replay_place(uint64_t number, uint32_t journal, uint64_t position, ui
     header.sent_us = <uint32_t>(time.monotonic_ns() // 1000 & 0xFFFFFFFF)
     place.journal, place.over, place.position, place.incarnation = journal, over, position, incarnation
     return PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + PyBytes_FromStringAndSize(<char*>&place, sizeof(place))
+
+
+def encode_found(uint64_t number, int kind, bytes id not None=bytes(16), bytes topic not None=b"", bytes payload not None=b"", int qos=0,
+                 bytes client_id not None=b"") -> bytes:
+    """Returns a record for a look-up: a message, or without a topic what the kind says. id: 16 bytes."""
+    cdef RecordHeader header
+    cdef ReplayPlace place
+    cdef const uint8_t* digits = <const uint8_t*>PyBytes_AS_STRING(id)
+    cdef uint64_t high = 0, low = 0
+    cdef int i
+    if PyBytes_GET_SIZE(id) != 16:
+        raise ValueError(f"id: must be 16 bytes, got {len(id)}")
+    for i in range(8):
+        high = high << 8 | digits[i]
+        low = low << 8 | digits[8 + i]
+    memset(&header, 0, sizeof(header))
+    header.kind = RECORD_REPLAY
+    header.flags = <uint8_t>(qos & FLAG_QOS)
+    header.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
+    header.client_size = <uint32_t>PyBytes_GET_SIZE(client_id)
+    header.group_size = sizeof(place)
+    header.payload_size = <uint32_t>PyBytes_GET_SIZE(payload)
+    header.sent_us = <uint32_t>(time.monotonic_ns() // 1000 & 0xFFFFFFFF)
+    header.id_high = high
+    header.id_low = low
+    header.member = number
+    place.journal, place.over, place.position, place.incarnation = kind, 0, high, low
+    return (PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + topic + client_id
+            + PyBytes_FromStringAndSize(<char*>&place, sizeof(place)) + payload)
 
 
 def encode_note(str level not None, str text not None) -> bytes:

@@ -5,6 +5,11 @@
                       ["credit", number, records, bytes]     so much was delivered
                       ["end", number]
                       ["reset"]                              no replay of this worker runs
+                      ["lookup", number, database, client id, topic, after, before, rows, retained, connector, actions,
+                       positions, range_s]
+                                                             a page of messages in a database with ids between two, and maybe the
+                                                             retained one (flows/lookups.py); rows 0: the retained one alone
+                      ["lookup_end", number]                 its answer is not needed
     flows -> worker   ["hello"]                              a process has started, and knows no replay
 
 The messages of a replay themselves are records in a ring (records.pxd), at most WINDOW_RECORDS and WINDOW_BYTES under way: they

@@ -14,7 +14,10 @@ from shardbroker.config.sinks.tables import Connectors
 from shardbroker.config.sinks.types import SINK_TYPES
 from shardbroker.config.units import Allowed
 
-__all__ = ["DATABASES", "Kept", "KeptMessages", "Persistence", "check_connectors", "check_filters_of_rule", "key_of"]
+__all__ = [
+    "DATABASES", "Kept", "KeptMessages", "LookupSource", "Persistence", "check_connectors", "check_filters_of_rule", "connector_id",
+    "key_of", "rule_id",
+]  # fmt: skip
 
 FILTERS_MAX = 100
 """Topic filters of a part: they are in the SQL of one rule."""
@@ -45,7 +48,7 @@ class KeptMessages(Section):
     )
     store_qos0: bool = Field(False, description="Whether messages of QoS 0 to these topics are kept too.")
 
-    @field_validator("messages", "retained", "acked", check_fields=False)
+    @field_validator("messages", "retained", "acked", "fetch", "retain_lookup", check_fields=False)
     @classmethod
     def _filters(cls, value: list[str]) -> list[str]:
         check_filters_of_rule(value)
@@ -53,8 +56,13 @@ class KeptMessages(Section):
 
     @property
     def is_used(self) -> bool:
-        """Whether anything is kept."""
-        return bool(self.parts)
+        """Whether anything is kept or looked up."""
+        return bool(self.parts) or self.looks_up
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether subscriptions get anything of the database."""
+        return any(getattr(self, name, None) for name in ("fetch", "retain_lookup"))
 
     @property
     def parts(self) -> list[str]:
@@ -75,6 +83,21 @@ class Kept(KeptMessages):
         "position",
         description="position: the last acknowledged message of each client and topic is kept; delete: the message is removed.",
     )
+    fetch: Filters = Field(
+        [],
+        max_length=FILTERS_MAX,
+        description="Topic filters: a new subscription to a topic that one of them matches gets the kept messages that the client"
+        " has not acknowledged. Subscriptions with wildcards and shared ones do not.",
+    )
+    fetch_time_range: Annotated[int, Allowed("seconds, or 0 for no limit")] = Field(
+        0, ge=0, le=315_360_000, description="Age in seconds up to which kept messages are fetched; 0: any."
+    )
+    retain_lookup: Filters = Field(
+        [],
+        max_length=FILTERS_MAX,
+        description="Topic filters: a subscription to a topic that one of them matches gets the retained message of the database"
+        " if the broker has none, or an older one.",
+    )
 
 
 class KeptInRedis(Kept):
@@ -83,6 +106,22 @@ class KeptInRedis(Kept):
     expired_after: Annotated[int, Allowed("seconds, or 0 for no limit")] = Field(
         3600, ge=0, le=315_360_000, description="Seconds after which a kept message is removed; 0: never."
     )
+
+
+class LookupSource(NamedTuple):
+    """Where new subscriptions are looked up.
+
+    connector: `type:name`. actions: those whose rows have to be written before the database is asked. positions: whether it has the
+    position of each client, rather than only messages that are not acknowledged. time_range_s: 0 for no limit.
+    """
+
+    database: str
+    connector: str
+    fetch: tuple[bytes, ...]
+    retain_lookup: tuple[bytes, ...]
+    actions: tuple[str, ...]
+    positions: bool
+    time_range_s: int
 
 
 class Database(NamedTuple):
@@ -119,10 +158,32 @@ class Persistence(create_model("_Persistence", __base__=Section, **{name: _secti
         """Returns the sections that keep anything, by database."""
         return {name: section for name in DATABASES if (section := getattr(self, name)).is_used}
 
+    def lookups(self) -> LookupSource | None:
+        """Returns where new subscriptions are looked up, or None."""
+        for name, section in self.used().items():
+            if section.looks_up:
+                deletes = "acked" in section.parts and section.on_acked == "delete"
+                written = ("messages", "retained") if deletes else ("messages", "retained", "acked")
+                parts = [one for one in written if one in section.parts]
+                return LookupSource(
+                    name,
+                    connector_id(name, section),
+                    tuple(one.encode() for one in section.fetch),
+                    tuple(one.encode() for one in section.retain_lookup),
+                    tuple(f"{name}:{rule_id(name, part)}" for part in parts),
+                    not deletes,
+                    section.fetch_time_range,
+                )
+        return None
+
 
 def check_connectors(persistence: Persistence, connectors: Connectors) -> None:
     """Raises ValueError for a section whose connector does not exist, or that names two."""
     there = connectors.by_id()
+    looking = [name for name, section in persistence.used().items() if section.looks_up]
+    if len(looking) > 1:
+        keys = " and ".join(f"persistence.{name}" for name in looking)
+        raise ValueError(f"allowed is one section with fetch or retain_lookup, not {keys}")
     for name, section in persistence.used().items():
         if section.connector and f"{name}:{section.connector}" not in there:
             raise ValueError(
@@ -136,6 +197,21 @@ def check_connectors(persistence: Persistence, connectors: Connectors) -> None:
             raise ValueError(f"allowed is redis_type single or sentinel for the connector of persistence.{name}, not cluster")
         if "acked" in section.parts and section.on_acked == "delete" and not section.messages:
             raise ValueError(f"allowed is persistence.{name}.on_acked = delete only with persistence.{name}.messages")
+        if getattr(section, "fetch", None) and not section.acked:
+            raise ValueError(
+                f"allowed is persistence.{name}.fetch only with persistence.{name}.acked: without it each subscription would get"
+                " all messages again"
+            )
+
+
+def rule_id(name: str, part: str) -> str:
+    """Returns the id of the rule of a part."""
+    return f"{PRESETS}{name}-{part}"
+
+
+def connector_id(name: str, section: Any) -> str:
+    """Returns the id of the connector that a section uses."""
+    return f"{name}:{section.connector or PRESETS + name}"
 
 
 def key_of(id: str) -> str:

@@ -426,7 +426,7 @@ class Settings(Section):
     sources: Annotated[Sources, Live(MANAGER, SUPERVISOR)] = Sources()
     rules: Annotated[dict[str, Rule], Live(MANAGER, SUPERVISOR)] = Field({})
     streams: Annotated[dict[str, Stream], Live(MANAGER, SUPERVISOR)] = Field({})
-    persistence: Annotated[Persistence, Live(MANAGER, SUPERVISOR)] = Persistence()
+    persistence: Annotated[Persistence, Live(WORKER, MANAGER, SUPERVISOR)] = Persistence()
 
     @field_validator("cluster")
     @classmethod

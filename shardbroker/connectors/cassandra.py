@@ -68,6 +68,8 @@ class Cassandra(Connector[Session]):
         self._session: Session | None = None
         self._opening: asyncio.Future[Session] | None = None
         self._ending: set[asyncio.Future[None]] = set()
+        self._queries: dict[str, tuple[Session, PreparedStatement]] = {}
+        """Those of rows(), and the session in which they are prepared."""
         self._is_closed = False
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
@@ -105,6 +107,14 @@ class Cassandra(Connector[Session]):
     def run(self, session: Session, cql: str) -> None:
         """Executes a statement without parameters, in a thread. Raises errors of the library."""
         session.execute(SimpleStatement(cql, keyspace=self.settings.keyspace if _has_keyspaces(session) else None))
+
+    def rows(self, session: Session, cql: str, values: Sequence[Any]) -> list[dict[str, Any]]:
+        """Executes a query with values for its markers, in a thread; returns its rows by column. Raises errors of the library."""
+        known = self._queries.get(cql)
+        if known is None or known[0] is not session:
+            known = self._queries[cql] = session, self.prepare(session, cql)
+        found = session.execute(known[1], values)
+        return [row._asdict() for row in found]
 
     @asynccontextmanager
     async def _lend(self) -> AsyncIterator[Session]:

@@ -14,6 +14,7 @@ from shardbroker.flows.actions import load_functions
 from shardbroker.flows.cursors import Cursor
 from shardbroker.flows.feed import JournalFeed
 from shardbroker.flows.lanes import Lanes, Stopped
+from shardbroker.flows.lookups import Lookups, Others
 from shardbroker.flows.own_actions import own_actions
 from shardbroker.flows.persistence.expansion import create_tables
 from shardbroker.flows.priority import give_way
@@ -88,7 +89,9 @@ class _Service:
         self._sources = Sources(number, processes, self._lanes, payload_max, self._table, self._wake)
         self._sinks = Sinks(data_dir, node, number, self._table, stored, is_damaged, end_of, self._wake, self._sources)
         self._progress.of_sinks = lambda: self._sinks.figures(self._progress.known_feeds)
-        self._replays = Replays(topology, number, self._lanes, self._write)
+        others = Others(data_dir / "journal", number, processes, self._progress.written) if processes > 1 else None
+        self._lookups = Lookups(self._sinks, self._lanes, lambda: self._progress.known_feeds, others, self._write)
+        self._replays = Replays(topology, number, self._lanes, self._write, self._lookups)
         self._definitions = topology.runtime_dir / DEFINITIONS
         self._seen: Stamp | None = None
         self._is_loaded = False
@@ -151,6 +154,11 @@ class _Service:
             self._replays.take_orders()
             if self._replays.turn():
                 moved = FULL_BYTES
+            try:
+                if self._lookups.turn():
+                    moved = FULL_BYTES
+            except (OSError, JournalError) as error:
+                self._progress.complain("lookups", error)
         feeds = self._progress.feeds() if self._is_loaded else []
         if len(feeds) > self._feeds:
             self._feeds = len(feeds)

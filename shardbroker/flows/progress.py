@@ -185,6 +185,10 @@ class Progress:
         """Has cursors written with the next ones."""
         self._unwritten |= cursors
 
+    def written(self) -> Mapping[Key, Cursor]:
+        """Returns the cursors of all processes, as they are on the disk."""
+        return self._cursors.all()
+
     def _wait_for_writer(self) -> None:
         """Waits for the write that is under way, if any, and takes its result."""
         if self._writing is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shardbroker.flows.feed import journal_names
 from shardbroker.flows.lanes import Lanes
+from shardbroker.flows.lookups import Lookups
 from shardbroker.flows.replay import Replay
 from shardbroker.journal.errors import JournalError
 from shardbroker.logs.phrases import Line, log_line
@@ -34,11 +35,11 @@ SHORT_S = 0.002
 class Replays:
     """Those of process `number`. log: writes a line of a level."""
 
-    def __init__(self, topology: Topology, number: int, lanes: Lanes, log: Callable[[str, Line], None]) -> None:
+    def __init__(self, topology: Topology, number: int, lanes: Lanes, log: Callable[[str, Line], None], lookups: Lookups) -> None:
         self._journals = topology.data_dir / "journal"
         self._ends = topology.receiving_ends("replays", number)
         self._others = len(topology.places_of("flows")) > 1
-        self._lanes, self._log = lanes, log
+        self._lanes, self._log, self._lookups = lanes, log, lookups
         self._replays: dict[int, Replay] = {}
         self._unsent = [*range(len(self._ends))]
         """Workers that do not know yet that this process has started."""
@@ -60,6 +61,8 @@ class Replays:
         """Returns how long the process may sleep."""
         if self._short or self._unsent:
             return SHORT_S
+        if self._lookups.waits:
+            return LIVE_S
         return LIVE_S if self._replays and self._others else longest_s
 
     # --- orders -------------------------------------------------------------------------------------------------------------------
@@ -92,6 +95,11 @@ class Replays:
         if verb == "reset":
             for replay in [one for one in self._replays.values() if one.worker == worker]:
                 self._end(replay)
+            self._lookups.reset(worker)
+        elif verb == "lookup":
+            self._lookups.take(worker, values)
+        elif verb == "lookup_end":
+            self._lookups.end(values[0])
         elif verb == "begin":
             number, filter, start_us, end_us, positions, incarnations, rate, age_us, key = values
             replay = Replay(number, worker, filter, start_us, end_us, positions, incarnations, rate, age_us, key)

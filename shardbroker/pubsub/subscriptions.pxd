@@ -12,6 +12,7 @@ cdef enum Option:                          # bits of the options byte, MQTT 5.0 
     OPTION_RETAIN_IF_NEW = 0x10
     OPTION_FLAGS = 0x3C                    # all bits except the QoS
     OPTION_EXCLUSIVE = 0x40                # internal: no other session may hold this filter
+    OPTION_FETCHING = 0x80                 # internal: not all messages of a database were delivered, see worker/features/lookups.pxd
 
 
 cdef class Subscriber:

@@ -74,5 +74,9 @@ cdef class WorkerContext(MqttSettings):
     cdef int messages_due(self) except -1
     # What becomes of a message for a Session with Place.watched: a Taking of session/place.pxd.
     cdef int takes(self, object session, Publication publication, int qos) except -1
+    # A message is delivered to a session with look-ups in databases.
+    cdef int delivers_live(self, object session, Publication publication) except -1
+    # A session with look-ups in databases has no subscription to this filter any more; None: it has ended.
+    cdef int ends_lookups(self, object session, bytes wire_filter) except -1
     # A client has added so many bytes to a queue while memory is short.
     cdef int queued_by(self, bytes client_id, uint64_t size) except -1

@@ -110,5 +110,11 @@ cdef class WorkerContext(MqttSettings):
     cdef int takes(self, object session, Publication publication, int qos) except -1:
         return TAKEN
 
+    cdef int delivers_live(self, object session, Publication publication) except -1:
+        return 0
+
+    cdef int ends_lookups(self, object session, bytes wire_filter) except -1:
+        return 0
+
     cdef int queued_by(self, bytes client_id, uint64_t size) except -1:
         return 0

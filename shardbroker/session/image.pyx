@@ -6,7 +6,7 @@ from libc.stdint cimport uint16_t
 
 from shardbroker.mqtt.spec cimport FAILURE, PUBCOMP, PUBREC
 from shardbroker.pubsub.message cimport make_message
-from shardbroker.pubsub.subscriptions cimport OPTION_QOS, ReplaySubscription, new_subscription
+from shardbroker.pubsub.subscriptions cimport OPTION_FETCHING, OPTION_QOS, ReplaySubscription, new_subscription
 from shardbroker.session.delivery cimport (
     AWAITING_PUBACK, AWAITING_PUBCOMP, AWAITING_PUBREC, DONE, DeliveryRing, drop_delivery, take_delivery,
 )
@@ -123,6 +123,8 @@ cdef class SessionReader:
         subscription.qos = options & OPTION_QOS
         subscription.flags = options & ~<uint32_t>OPTION_QOS
         subscription.identifier = item[4]
+        if options & OPTION_FETCHING:
+            session.fetching = True
         self.add_subscription(session, subscription)
 
     def on_replayed(self, list item) -> None:

@@ -52,6 +52,7 @@ cdef class Session(Subscriber):
     cdef uint8_t registered                # has an entry in the client registry
     cdef uint8_t known                     # the journal has it: `logged`, or because of its will
     cdef uint8_t replaying                 # it has, or had, a ReplaySubscription
+    cdef uint8_t fetching                  # look-ups in databases are not finished, see worker/features/lookups.pxd
     cdef uint32_t named_in                 # segment of the journal that has its name, counted from 1
     cdef MQueue queue
     cdef dict awaiting_rel                 # packet id -> ms of its arrival; None: empty

@@ -108,6 +108,8 @@ cdef class Session(Subscriber):
             qos = publication.qos
         if self.ended:
             return 0
+        if self.fetching:
+            self.context.delivers_live(self, publication)
         if self.place is not None and self.place.watched:
             return watched_delivery(self, publication, qos, retain, ids, share)
         if publication.expires_ms and publication.expires_ms < self.context.now_ms:

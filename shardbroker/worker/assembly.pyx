@@ -50,6 +50,7 @@ def assemble(
     router.memory = memory
     router.resolver.capture_topics(settings.journal.capture)
     router.journal_replays.configure(settings)
+    router.lookups.configure(settings.persistence.lookups())
     router.change_topics(settings)
     if memory.mark:
         router.resolver.cache.weight_limit = min(

@@ -45,6 +45,8 @@ class EventFeed:
     ) -> None:
         self._registry, self._journal, self._clock, self._addresses = registry, journal, clock, addresses
         self._callbacks: list[Callback] = []
+        self.holds_back: Callable[[bytes, bytes, bytes], bool] | None = None
+        """Whether an acknowledgement by a client of a message on a topic is marked, see worker/features/lookups.pxd."""
 
     def take(self, events: Iterable[str]) -> None:
         """Makes these events the ones that are journalled, from the next one on. Names that are no hook points are ignored."""
@@ -72,6 +74,8 @@ class EventFeed:
                 self.note(event, client.client_id, columns, at_ms)
                 return
             columns.update(_client(client))
+            if event == "message.acked" and self._is_held_back(client.client_id, columns):
+                columns["fetching"] = True
             if event in WITH_ATTRIBUTES:
                 columns["client_attrs"] = {}
             if event in WITH_SOCKET and client.listener in self._addresses:
@@ -79,6 +83,11 @@ class EventFeed:
             self.note(event, client.client_id, columns, at_ms)
 
         return journal
+
+    def _is_held_back(self, client_id: str, columns: Columns) -> bool:
+        if self.holds_back is None or not columns["id"]:
+            return False
+        return self.holds_back(client_id.encode(), columns["topic"].encode(), bytes.fromhex(columns["id"]))
 
 
 # --- columns, with the names of EMQX (rules/events.py) ------------------------------------------------------------------------

@@ -224,7 +224,8 @@ cdef class Inlets:
         cdef bint is_plain = header.kind != RECORD_SHARED and not header.flags & FLAG_ORIGINATE
         names = borrow_record(publication, header, body)
         if header.kind == RECORD_REPLAY:
-            self.router.journal_replays.take(header, names, publication)
+            if not self.router.lookups.take(header, names, publication):
+                self.router.journal_replays.take(header, names, publication)
             return True
         if header.kind == RECORD_FED:
             if self.router.serving and self.router.recorder is not None:       # else its sender is gone, and it arrives again

@@ -90,6 +90,7 @@ def _feed_events(hooked: HookDispatcher, worker: Worker, topology: Topology) -> 
     """Journals events of rules, and has streams, from the moment on when the worker takes commands: earlier ones are in files."""
     addresses = {name: listener.bind for name, listener in topology.settings.listeners.items()}
     hooked.event_feed = feed = EventFeed(hooked.registry, hooked.journal_event, hooked.now_ms, addresses)
+    feed.holds_back = worker.router.lookups.holds_back
     recovered = worker.started
 
     def start() -> None:

@@ -63,7 +63,7 @@ cdef class Worker:
             wait_ms = min(wait_ms, <int>self.cluster.wait_ms)
         if router.journal_replays.stuck:
             wait_ms = min(wait_ms, <int>STUCK_MS)
-        if self.turn.dirty or self.turn.busy or router.resolver.waiting or router.subscriptions.leaving or router.replays.moved or router.journal_replays.moved or (
+        if self.turn.dirty or self.turn.busy or router.resolver.waiting or router.subscriptions.leaving or router.replays.moved or router.journal_replays.moved or router.lookups.moved or (
                 self.inlets.commands) or (self.turn.unread and not router.disk_full) or self.access_checks.late or (
                 router.notifications and router.announcer.any_noted):
             wait_ms = 0
@@ -144,6 +144,10 @@ cdef class Worker:
                 self.durability.gate is None or not self.durability.gate.is_retaining()):
             router.begin_step()
             router.journal_replays.go_on()
+        if router.lookups.active and router.serving and not self.durability.behind and (
+                self.durability.gate is None or not self.durability.gate.is_retaining()):
+            router.begin_step()
+            router.lookups.go_on()
         if self.durability.cycle_left is not None:
             self.durability.go_on_with_cycle()
         self.settle_and_send()

@@ -17,6 +17,7 @@ from shardbroker.session.session cimport Session, Will
 from shardbroker.worker.admission cimport Admission
 from shardbroker.worker.deferred cimport Deferred
 from shardbroker.worker.exclusive cimport ExclusiveSubscriptions
+from shardbroker.worker.features.lookups cimport DatabaseLookups
 from shardbroker.worker.features.replay cimport JournalReplays
 from shardbroker.worker.memory cimport MemoryWatch
 from shardbroker.worker.outlets cimport Outlets
@@ -47,6 +48,7 @@ cdef class Router(WorkerContext):
     cdef RetainedChanges retaining
     cdef RetainedReplays replays
     cdef readonly JournalReplays journal_replays
+    cdef readonly DatabaseLookups lookups
     cdef Retries retries                   # accepted messages that wait
     cdef public SessionClaims claims       # None: sessions of this node are its own, and never move
     # Sessions

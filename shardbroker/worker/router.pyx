@@ -64,6 +64,8 @@ cdef class Router(WorkerContext):
         self.retaining = RetainedChanges(self, retained, settings.retainer)
         self.replays = RetainedReplays(self, retained)
         self.journal_replays = JournalReplays(self)
+        self.lookups = DatabaseLookups(self, self.journal_replays, retained)
+        self.journal_replays.lookups = self.lookups
         self.auth, self.acl = settings.auth, settings.acl
         self.own_destination = own_destination
         self.picker = GroupPicker(settings.mqtt.shared_subscription_strategy, self.turn, own_destination, seed)
@@ -92,6 +94,12 @@ cdef class Router(WorkerContext):
     def log(self, str level, str text) -> None:
         self.reporter.log(level, text)
 
+    cdef int delivers_live(self, object session, Publication publication) except -1:
+        return self.lookups.saw(<Session>session, publication)
+
+    cdef int ends_lookups(self, object session, bytes wire_filter) except -1:
+        return self.lookups.forget(<Session>session, wire_filter)
+
     cdef int queued_by(self, bytes client_id, uint64_t size) except -1:
         return self.memory.note(client_id, size) if client_id and self.memory is not None else 0
 
@@ -101,6 +109,7 @@ cdef class Router(WorkerContext):
         self.retaining.configure(settings.retainer)
         self.resolver.capture_topics(settings.journal.capture)
         self.journal_replays.configure(settings)
+        self.lookups.configure(settings.persistence.lookups())
         self.change_topics(settings)
         self.retries.delays.settings = settings.delayed
         self.announce_events(settings)

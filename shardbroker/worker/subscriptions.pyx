@@ -76,6 +76,8 @@ cdef class Subscriptions:
         cdef Subscription subscription = session.pop_subscription(wire_filter)
         if subscription is None:
             return False
+        if session.fetching:
+            self.context.ends_lookups(session, wire_filter)
         if self.context.hooks & HOOK_SESSION_UNSUBSCRIBED:
             self.context.hooked.unsubscribed(session, wire_filter)
         self.drop(subscription, delay_ms)
@@ -96,6 +98,8 @@ cdef class Subscriptions:
     cdef int end_all(self, Session session) except -1:
         cdef Subscription subscription
         cdef list later = []
+        if session.fetching:
+            self.context.ends_lookups(session, None)
         if session.subscription_count() <= LEAVE_BATCH:
             for subscription in session.all_subscriptions():
                 self.drop(session.pop_subscription(subscription.wire_filter), REMOVAL_DELAY_MS)

@@ -10,8 +10,9 @@ from typing import Any
 
 from shardbroker.flows.persistence.sql import schema_of
 from shardbroker.flows.persistence.statements import Statements
+from shardbroker.flows.persistence.stored import Page, Stored, Wanted, page_of, stored_of
 
-__all__ = ["create", "parameters"]
+__all__ = ["create", "fetch", "parameters", "retained"]
 
 CLIENT = """INSERT INTO client (client_id, state, node, connected, disconnected)
 VALUES (${clientid}, ${state}, ${node}, ${online_at}, ${offline_at}) USING TIMESTAMP ${written}"""
@@ -26,6 +27,9 @@ RETAINED = """UPDATE retain USING TIMESTAMP ${written} SET msgid = ${msgid}, sen
   payload = ${payload}, arrived = ${arrived} WHERE topic = ${topic}"""
 """A removal is a row of NULL alone: one that was only ever updated is gone then."""
 POSITION = "INSERT INTO acked (client_id, topic, msgid) VALUES (${clientid}, ${topic}, ${mid}) USING TIMESTAMP ${written}"
+FETCH = "SELECT msgid, sender, qos, payload FROM msg WHERE topic = ? AND msgid > ? AND msgid < ? ORDER BY msgid ASC LIMIT ?"
+POSITION_OF = "SELECT msgid FROM acked WHERE client_id = ? AND topic = ?"
+RETAINED_OF = "SELECT msgid, sender, qos, payload, toUnixTimestamp(arrived) AS arrived FROM retain WHERE topic = ?"
 STATEMENTS = Statements(
     client={"cql": CLIENT},
     offline={"select": ONLINE, "cql": OFFLINE},
@@ -50,3 +54,21 @@ async def create(connector: Any) -> None:
     async with connector.session() as session:
         for statement in schema_of("cassandra.cql"):
             await connector.in_thread(connector.run, session, statement)
+
+
+async def fetch(connector: Any, wanted: Wanted) -> Page:
+    """Returns a page of messages."""
+    async with connector.session() as session:
+        after = wanted.after
+        if wanted.positions:
+            found = await connector.in_thread(connector.rows, session, POSITION_OF, (wanted.client_id, wanted.topic))
+            after = max([after, *(row["msgid"] or "" for row in found)])
+        rows = await connector.in_thread(connector.rows, session, FETCH, (wanted.topic, after, wanted.before, wanted.limit))
+    return page_of(rows, wanted.limit)
+
+
+async def retained(connector: Any, topic: str) -> Stored | None:
+    """Returns the retained message of a topic; one that was removed may have NULL in all columns."""
+    async with connector.session() as session:
+        rows = await connector.in_thread(connector.rows, session, RETAINED_OF, (topic,))
+    return stored_of(rows[0], has_id=False) if rows and rows[0]["msgid"] is not None else None

@@ -10,9 +10,12 @@ from typing import Any
 
 from aiodynamo import errors
 
+from shardbroker.connectors.errors import ConnectorError
+from shardbroker.flows.drivers.dynamo_items import values_of
 from shardbroker.flows.persistence.statements import Statements
+from shardbroker.flows.persistence.stored import Page, Stored, Wanted, page_of, stored_of
 
-__all__ = ["create", "parameters"]
+__all__ = ["create", "fetch", "parameters", "retained"]
 
 CLIENT = {
     "table": "mqtt_client",
@@ -77,3 +80,50 @@ async def create(connector: Any) -> None:
             continue  # it is there
         except errors.AIODynamoError as error:
             raise connector.explained(error, f"dynamodb:CreateTable of the table {table['TableName']!r}") from None
+
+
+async def fetch(connector: Any, wanted: Wanted) -> Page:
+    """Returns a page of messages: at most 1 MB, by DynamoDB's limit."""
+    after = wanted.after
+    if wanted.positions:
+        key = {"clientid": {"S": wanted.client_id}, "topic": {"S": wanted.topic}}
+        found = await _read(connector, "GetItem", "mqtt_acked", {"Key": key, "ConsistentRead": True})
+        after = max(after, found["Item"]["mid"]["S"]) if "Item" in found else after
+    query = {
+        "KeyConditionExpression": "#t = :topic AND msgid BETWEEN :after AND :before",
+        "ExpressionAttributeNames": {"#t": "topic"},
+        "ExpressionAttributeValues": {
+            ":topic": {"S": wanted.topic},
+            ":after": {"S": _next(after)},
+            ":before": {"S": wanted.before},
+        },
+        "ConsistentRead": True,
+        "Limit": wanted.limit,
+    }
+    if _next(after) > wanted.before:
+        return page_of([], wanted.limit)
+    found = await _read(connector, "Query", "mqtt_msg", query)
+    try:
+        rows = [values_of(item) for item in found["Items"]]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ConnectorError(f"{connector.where}: the server answers with items that cannot be read") from None
+    return page_of(rows, wanted.limit, has_more=bool(found.get("LastEvaluatedKey")))
+
+
+async def retained(connector: Any, topic: str) -> Stored | None:
+    """Returns the retained message of a topic."""
+    found = await _read(connector, "GetItem", "mqtt_retain", {"Key": {"topic": {"S": topic}}, "ConsistentRead": True})
+    return stored_of(values_of(found["Item"]), has_id=False) if "Item" in found else None
+
+
+def _next(id: str) -> str:
+    """Returns a text between an id and the next one: BETWEEN includes both ends. No message has the upper end as its id."""
+    return id + "0"
+
+
+async def _read(connector: Any, action: str, table: str, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = await connector.request(action, {"TableName": table, **request})
+    except errors.AIODynamoError as error:
+        raise connector.explained(error, f"dynamodb:{action} of the table {table!r}") from None
+    return answer

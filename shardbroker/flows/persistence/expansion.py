@@ -5,7 +5,7 @@ from typing import Any
 
 from shardbroker.config import Settings
 from shardbroker.config.flows import Rule
-from shardbroker.config.sinks.base import PRESETS
+from shardbroker.config.persistence import connector_id, rule_id
 from shardbroker.config.sinks.types import SINK_TYPES
 from shardbroker.flows.persistence.rules import PARTS, rule_sql
 
@@ -40,16 +40,6 @@ def all_rules(settings: Settings, started_ms: int = 0) -> dict[str, Rule]:
             text = f"{PARTS[part]}, of persistence.{name}."
             made[rule_id(name, part)] = Rule(sql=rule_sql(name, part, section, started_ms), actions=[action], description=text)
     return {**settings.rules, **made}
-
-
-def rule_id(name: str, part: str) -> str:
-    """Returns the id of the rule of a part."""
-    return f"{PRESETS}{name}-{part}"
-
-
-def connector_id(name: str, section: Any) -> str:
-    """Returns the id of the connector that a section uses."""
-    return f"{name}:{section.connector or PRESETS + name}"
 
 
 def _module_of(name: str) -> Any:

@@ -9,8 +9,9 @@ from importlib.resources import files
 from typing import Any
 
 from shardbroker.flows.persistence.statements import Statements
+from shardbroker.flows.persistence.stored import Page, Stored, Wanted, page_of, stored_of
 
-__all__ = ["create", "parameters"]
+__all__ = ["create", "fetch", "parameters", "retained"]
 
 CLIENT = {
     "operation": "upsert",
@@ -71,3 +72,23 @@ async def create(connector: Any) -> None:
         for collection, indexes in schema.items():
             for index in indexes:
                 await database[collection].create_index([(name, 1) for name in index["keys"]], unique=index.get("unique", False))
+
+
+async def fetch(connector: Any, wanted: Wanted) -> Page:
+    """Returns a page of messages. All values are text: a client cannot inject an operator."""
+    after = wanted.after
+    async with connector.connection() as database:
+        if wanted.positions:
+            position = await database["mqtt_acked"].find_one({"clientid": wanted.client_id, "topic": wanted.topic})
+            after = max(after, str(position.get("mid", ""))) if position else after
+        between = {"topic": wanted.topic, "msgid": {"$gt": after, "$lt": wanted.before}}
+        found = database["mqtt_msg"].find(between, sort=[("msgid", 1)], limit=wanted.limit)
+        rows = await found.to_list(wanted.limit)
+    return page_of(rows, wanted.limit)
+
+
+async def retained(connector: Any, topic: str) -> Stored | None:
+    """Returns the retained message of a topic."""
+    async with connector.connection() as database:
+        row = await database["mqtt_retain"].find_one({"topic": topic})
+    return None if row is None else stored_of(row, has_id=False)

@@ -6,10 +6,12 @@ condition compares are assigned last, and each in a way that leaves the conditio
 
 from typing import Any
 
+from shardbroker.connectors.mysql import literal
 from shardbroker.flows.persistence.sql import schema_of, sql_parameters
 from shardbroker.flows.persistence.statements import Statements
+from shardbroker.flows.persistence.stored import Page, Stored, Wanted, page_of, stored_of
 
-__all__ = ["create", "parameters"]
+__all__ = ["create", "fetch", "parameters", "retained"]
 
 IS_LATER = """VALUES(online_at) >= COALESCE(online_at, 0) AND GREATEST(VALUES(online_at), COALESCE(VALUES(offline_at), 0))
   >= GREATEST(COALESCE(online_at, 0), COALESCE(offline_at, 0))"""
@@ -37,6 +39,11 @@ REMOVED = "DELETE FROM mqtt_retain WHERE topic = ${topic} AND arrived <= ${arriv
 POSITION = """INSERT INTO mqtt_acked (clientid, topic, mid, created) VALUES (${clientid}, ${topic}, ${mid}, ${created})
 ON DUPLICATE KEY UPDATE created = IF(VALUES(mid) >= mid, VALUES(created), created), mid = GREATEST(VALUES(mid), mid)"""
 
+FETCH = """SELECT msgid, sender, qos, payload FROM mqtt_msg
+WHERE topic = {topic} AND msgid > {after} AND msgid < {before} ORDER BY msgid LIMIT {limit}"""
+POSITION_OF = "SELECT mid FROM mqtt_acked WHERE clientid = {client} AND topic = {topic}"
+RETAINED_OF = "SELECT msgid, sender, qos, payload, arrived FROM mqtt_retain WHERE topic = {topic}"
+
 
 STATEMENTS = Statements(CLIENT, OFFLINE, SUBSCRIPTION, UNSUBSCRIPTION, MESSAGE, ACKED_MESSAGE, RETAINED, REMOVED, POSITION)
 
@@ -56,3 +63,29 @@ async def create(connector: Any) -> None:
                 await connection.query(statement)
         finally:
             await connection.query("SET sql_notes = 1")
+
+
+async def fetch(connector: Any, wanted: Wanted) -> Page:
+    """Returns a page of messages."""
+    topic, after = _bytes(wanted.topic), wanted.after
+    async with connector.connection() as connection, connection.cursor() as cursor:
+        if wanted.positions:
+            await cursor.execute(POSITION_OF.format(client=_bytes(wanted.client_id), topic=topic))
+            after = max([after, *(row["mid"] for row in await cursor.fetchall())])
+        values = {"topic": topic, "after": literal(after), "before": literal(wanted.before), "limit": int(wanted.limit)}
+        await cursor.execute(FETCH.format(**values))
+        rows = await cursor.fetchall()
+    return page_of(rows, wanted.limit)
+
+
+async def retained(connector: Any, topic: str) -> Stored | None:
+    """Returns the retained message of a topic."""
+    async with connector.connection() as connection, connection.cursor() as cursor:
+        await cursor.execute(RETAINED_OF.format(topic=_bytes(topic)))
+        rows = await cursor.fetchall()
+    return stored_of(rows[0], has_id=False) if rows else None
+
+
+def _bytes(value: str) -> str:
+    """Returns a value of a column of bytes as SQL that no value can leave."""
+    return f"X'{value.encode(errors='surrogateescape').hex()}'"

@@ -8,8 +8,9 @@ from typing import Any
 
 from shardbroker.flows.persistence.sql import schema_of, sql_parameters
 from shardbroker.flows.persistence.statements import Statements
+from shardbroker.flows.persistence.stored import Page, Stored, Wanted, page_of, stored_of
 
-__all__ = ["create", "parameters"]
+__all__ = ["create", "fetch", "parameters", "retained"]
 
 CLIENT = """INSERT INTO mqtt_client (clientid, state, node, online_at, offline_at, created)
 VALUES (${clientid}, ${state}, ${node}, ${online_at}, ${offline_at}, ${online_at})
@@ -35,6 +36,11 @@ REMOVED = "DELETE FROM mqtt_retain WHERE topic = ${topic} AND arrived <= ${arriv
 POSITION = """INSERT INTO mqtt_acked (clientid, topic, mid, created) VALUES (${clientid}, ${topic}, ${mid}, ${created})
 ON CONFLICT (clientid, topic) DO UPDATE SET mid = EXCLUDED.mid, created = EXCLUDED.created WHERE EXCLUDED.mid >= mqtt_acked.mid"""
 
+FETCH = """SELECT msgid, sender, qos, payload FROM mqtt_msg
+WHERE topic = $1 AND msgid > GREATEST($2, {position}) AND msgid < $3 ORDER BY msgid LIMIT $4"""
+POSITION_OF = "(SELECT mid FROM mqtt_acked WHERE clientid = $5 AND topic = $1)"
+RETAINED_OF = "SELECT msgid, sender, qos, payload, arrived FROM mqtt_retain WHERE topic = $1"
+
 
 STATEMENTS = Statements(CLIENT, OFFLINE, SUBSCRIPTION, UNSUBSCRIPTION, MESSAGE, ACKED_MESSAGE, RETAINED, REMOVED, POSITION)
 
@@ -50,3 +56,19 @@ async def create(connector: Any) -> None:
     async with connector.connection() as connection, connection.transaction():
         for statement in schema_of("pgsql.sql"):
             await connection.execute(statement)
+
+
+async def fetch(connector: Any, wanted: Wanted) -> Page:
+    """Returns a page of messages. GREATEST ignores NULL, of a client without a position."""
+    arguments = [wanted.topic, wanted.after, wanted.before, wanted.limit, *([wanted.client_id] if wanted.positions else [])]
+    statement = FETCH.format(position=POSITION_OF if wanted.positions else "''")
+    async with connector.connection() as connection:
+        rows = await connection.fetch(statement, *arguments)
+    return page_of(map(dict, rows), wanted.limit)
+
+
+async def retained(connector: Any, topic: str) -> Stored | None:
+    """Returns the retained message of a topic."""
+    async with connector.connection() as connection:
+        row = await connection.fetchrow(RETAINED_OF, topic)
+    return None if row is None else stored_of(dict(row), has_id=False)

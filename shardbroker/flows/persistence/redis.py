@@ -6,7 +6,9 @@ stored, or written again, changes nothing.
 
 from typing import Any
 
-__all__ = ["create", "parameters"]
+from shardbroker.flows.persistence.stored import Page, Stored, Wanted, page_of, stored_of
+
+__all__ = ["create", "fetch", "parameters", "retained"]
 
 CLIENTS = """
 local statement, client, state, on, off, started = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
@@ -84,6 +86,23 @@ end
 return 1
 """
 
+FETCH = """
+local after, before, limit, positions = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+if positions == '1' then
+  local acked = redis.call('GET', KEYS[2])
+  if acked and acked > after then
+    after = acked
+  end
+end
+local ids = redis.call('ZRANGEBYLEX', KEYS[1], '(' .. after, '(' .. before, 'LIMIT', 0, limit)
+local found = {}
+for at, id in ipairs(ids) do
+  found[at] = {id, redis.call('HMGET', 'mqtt:msg:' .. id, 'from', 'qos', 'payload')}
+end
+return found
+"""
+"""One script, so that it is one round trip. Messages that have expired since have no values."""
+
 
 def parameters(part: str, section: Any) -> dict[str, Any]:
     """Returns the parameters of the action of a part."""
@@ -116,3 +135,23 @@ def _script(text: str, keys: list[str], values: list[str]) -> list[str]:
 
 async def create(connector: Any) -> None:
     """Has nothing to create: keys are made when they are written."""
+
+
+async def fetch(connector: Any, wanted: Wanted) -> Page:
+    """Returns a page of messages."""
+    keys = [f"mqtt:msg:{wanted.topic}", f"mqtt:acked:{wanted.client_id}:{wanted.topic}"]
+    values = [wanted.after, wanted.before, wanted.limit, int(wanted.positions)]
+    async with connector.connection() as client:
+        found = await client.execute_command("EVAL", FETCH.strip(), len(keys), *keys, *values)
+    names = ("sender", "qos", "payload")
+    rows = [{"msgid": id, **dict(zip(names, of, strict=True))} for id, of in found if of[2] is not None]
+    last = found[-1][0].decode(errors="replace") if found else ""
+    return page_of(rows, wanted.limit, last=last, has_more=len(found) >= wanted.limit)
+
+
+async def retained(connector: Any, topic: str) -> Stored | None:
+    """Returns the retained message of a topic."""
+    async with connector.connection() as client:
+        found = await client.execute_command("HMGET", f"mqtt:retain:{topic}", "id", "from", "qos", "payload", "ts")
+    row = dict(zip(("msgid", "sender", "qos", "payload", "arrived"), found, strict=True))
+    return None if row["payload"] is None else stored_of(row, has_id=False)

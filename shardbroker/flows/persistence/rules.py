@@ -47,6 +47,8 @@ RETAINED_OR_NULL = """SELECT topic, CASE WHEN payload != '' THEN id END AS msgid
 FROM {filters} WHERE flags.retain = true"""
 POSITIONS = """SELECT clientid, topic, id AS mid, timestamp AS created{more}
 FROM "$events/message_acked" WHERE {matches}"""
+NOT_FETCHING = "({matches}) AND is_null(fetching)"
+"""While messages of a topic are fetched, only those that are delivered in order move the position."""
 DELETIONS = """SELECT clientid, topic, id, 'delete' AS statement{more}
 FROM "$events/message_acked" WHERE {matches}"""
 PARTS = {
@@ -77,6 +79,8 @@ def rule_sql(database: str, part: str, section: Any, started_ms: int) -> str:
     matches = " OR ".join(f"topic =~ '{one}'" for one in section.acked)
     if section.on_acked == "delete":
         return DELETIONS.format(matches=matches, more=f", {OF_MESSAGE} + 500 AS written" if is_timed else "")
+    if section.fetch:
+        matches = NOT_FETCHING.format(matches=matches)
     return POSITIONS.format(matches=matches, more=WRITTEN if is_timed else "")
 
 

@@ -93,6 +93,7 @@ class Sinks:
     ) -> None:
         self.sources = sources
         self._data_dir, self._node, self._number, self._table, self._wake = data_dir, node, number, table, wake
+        self.wake = wake
         self._stored = {key: cursor for key, cursor in stored.items() if key[0].startswith(CONSUMER)}
         self._is_damaged, self._end_of = is_damaged, end_of
         self.problems: dict[str, str] = {}
@@ -508,6 +509,16 @@ class Sinks:
             return
         runner = self._runner
         runner.call(lambda: runner.keep(runner.probe(connector, driver, answer, work)))
+
+    def connector(self, id: str) -> Any:
+        """Returns a connector, to be used in the loop of the runner; None if there is none, or it has a problem."""
+        found = self._connectors.get(id)
+        return None if found is None else found[1].connector
+
+    def positions(self, id: str) -> dict[str, int]:
+        """Returns journal -> position up to which an action is done; empty if there is none, or it has a problem."""
+        entry = self._entries.get(id)
+        return {} if entry is None else {journal: cursor.position for journal, cursor in entry.cursors().items()}
 
     @property
     def runner(self) -> SinkRunner | None:

@@ -27,6 +27,7 @@ cdef class JournalReplays:
     cdef list unsent                       # (process, message), in order
     cdef uint64_t last                     # number of the last one that was started
     cdef tuple kept                        # filters of journal.capture
+    cdef object lookups                    # worker.features.lookups.DatabaseLookups, which use the same channels
     cdef readonly object streams           # worker.features.streams.Streams
     cdef dict of_streams                   # number -> the stream, of those that run
     cdef dict without_stream               # (session key, wire filter) -> ReplaySubscription that waits until there is its stream

@@ -179,6 +179,8 @@ cdef class JournalReplays:
             # It has started again: all begin again at their positions.
             self.unsent = [(one, waiting) for one, waiting in self.unsent if one != process]
             self.post(process, encode("reset"))
+            if self.lookups is not None:
+                self.lookups.restarted(process)
             for replay in list(self.running.values()):
                 if replay.number % <uint64_t>len(self.channels) == <uint64_t>process:
                     self.halt(replay, True)

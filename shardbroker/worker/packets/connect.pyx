@@ -209,6 +209,8 @@ cdef int admit(Channel channel, Connect packet, bytes client_id) except -1:
     channel.session.attach(channel)
     if channel.session.replaying:
         channel.router.journal_replays.start(channel.session)
+    if channel.session.fetching:
+        channel.router.lookups.resume(channel.session)
     return auto_subscribe(channel) if channel.state == CONNECTED and has_own_subscriptions(channel) else 0
 
 

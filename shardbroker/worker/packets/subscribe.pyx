@@ -9,7 +9,7 @@ from shardbroker.mqtt.spec cimport (
     SUBSCRIBE, SUCCESS, TOPIC_FILTER_INVALID, UNSPECIFIED_ERROR, UNSUBACK_FIRST, UNSUBSCRIBE, WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
 )
 from shardbroker.pubsub.subscriptions cimport (
-    OPTION_EXCLUSIVE, OPTION_FLAGS, OPTION_QOS, OPTION_RETAIN_HANDLING, OPTION_RETAIN_IF_NEW, ReplaySubscription, Subscription,
+    OPTION_EXCLUSIVE, OPTION_FETCHING, OPTION_FLAGS, OPTION_QOS, OPTION_RETAIN_HANDLING, OPTION_RETAIN_IF_NEW, ReplaySubscription, Subscription,
     new_subscription,
 )
 from shardbroker.session.context cimport NOTIFY_UNSUBSCRIBED, WorkerContext
@@ -171,6 +171,7 @@ cdef int subscribe_one(
     cdef Subscription subscription, previous
     cdef WorkerContext context = channel.context
     cdef bint exclusive = wire_filter.startswith(EXCLUSIVE), replay = wire_filter.startswith(OF_JOURNALS), present, kept
+    cdef bint fetches = False, retains
     cdef int retain_handling = options & OPTION_RETAIN_HANDLING, claimed
     group, filter = parse_subscription(wire_filter)
     check_topic_filter(filter, context.max_topic_levels)
@@ -212,15 +213,24 @@ cdef int subscribe_one(
     subscription.qos = options & OPTION_QOS
     subscription.flags = options & OPTION_FLAGS | (OPTION_EXCLUSIVE if exclusive else 0)
     subscription.identifier = identifier
+    if group is None and not replay and channel.router.lookups.fetches(filter) and (not present or previous.flags & OPTION_FETCHING):
+        fetches = True
+        subscription.flags |= OPTION_FETCHING
     channel.router.subscriptions.subscribe(channel.session, subscription)
     subscribed.append((subscription.wire_filter, subscription))
     if context.hooks & HOOK_SESSION_SUBSCRIBED:
         context.hooked.subscribed(channel.session, subscription)
     # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; shared subscriptions get no retained messages.
+    retains = group is None and (not retain_handling or (retain_handling == OPTION_RETAIN_IF_NEW and not present))
     if replay:
         replays.append(subscription)       # of the journal, in place of retained messages
-    elif group is None and (not retain_handling or (retain_handling == OPTION_RETAIN_IF_NEW and not present)):
-        replays.append(subscription)
+    elif retains and channel.router.lookups.retains(filter):
+        channel.router.lookups.note(channel.session, subscription, fetches, True)
+    else:
+        if fetches:
+            channel.router.lookups.note(channel.session, subscription, True, False)
+        if retains:
+            replays.append(subscription)
     return subscription.qos
 
 
@@ -244,6 +254,8 @@ def send_suback(
 
 cdef int start_replays(Router router, Session session, list subscriptions) except -1:
     """Starts what new subscriptions get of the past: from journals, or of retained messages."""
+    if session.fetching:
+        router.lookups.start(session)
     if session.replaying:
         subscriptions = router.journal_replays.start_new(subscriptions)
     return router.replays.start(session, subscriptions)

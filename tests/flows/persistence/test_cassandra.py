@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.flows.persistence.lookups import LOOKUPS, check_lookup
 from tests.flows.persistence.scenario import SCENARIOS, Rows, check, keeps, on, running
 from tests.servers.cassandra import ACCOUNT, CassandraServer, cassandra
 
@@ -55,6 +56,11 @@ def store(server: CassandraServer) -> Iterator[Database]:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_each_part_is_kept(store: Database, name: str) -> None:
     check(store, name)
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_new_subscriptions_get_what_is_kept(store: Database, name: str) -> None:
+    check_lookup(store, name)
 
 
 def test_the_last_of_many_retained_messages_of_a_ms_is_kept_as_a_whole(store: Database) -> None:

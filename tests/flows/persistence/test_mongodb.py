@@ -6,6 +6,7 @@ from typing import Any
 import pymongo
 import pytest
 
+from tests.flows.persistence.lookups import LOOKUPS, check_lookup
 from tests.flows.persistence.scenario import SCENARIOS, Rows, check
 from tests.servers.mongodb import mongodb_server
 
@@ -51,3 +52,8 @@ def store(port: int) -> Iterator[Database]:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_each_part_is_kept(store: Database, name: str) -> None:
     check(store, name)
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_new_subscriptions_get_what_is_kept(store: Database, name: str) -> None:
+    check_lookup(store, name)

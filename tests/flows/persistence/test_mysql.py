@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.flows.persistence.lookups import LOOKUPS, check_lookup
 from tests.flows.persistence.scenario import SCENARIOS, Rows, check
 from tests.servers.mysql import Mariadb, mariadb
 
@@ -56,3 +57,8 @@ def store(server: Mariadb) -> Iterator[Database]:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_each_part_is_kept(store: Database, name: str) -> None:
     check(store, name)
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_new_subscriptions_get_what_is_kept(store: Database, name: str) -> None:
+    check_lookup(store, name)

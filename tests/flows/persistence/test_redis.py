@@ -9,6 +9,7 @@ from typing import IO
 
 import pytest
 
+from tests.flows.persistence.lookups import LOOKUPS, check_lookup
 from tests.flows.persistence.scenario import NODE, SCENARIOS, Rows, check, on, running
 from tests.harness import until
 from tests.servers.redis import PASSWORD, cli, redis
@@ -94,6 +95,11 @@ def store(port: int) -> Iterator[Database]:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_each_part_is_kept(store: Database, name: str) -> None:
     check(store, name)
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_new_subscriptions_get_what_is_kept(store: Database, name: str) -> None:
+    check_lookup(store, name)
 
 
 def test_subscribing_and_unsubscribing_is_published_to_mqtt_channel(store: Database) -> None:

@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS mqtt_msg (
   payload longblob,
   arrived bigint NOT NULL,
   UNIQUE KEY mqtt_msg_msgid (msgid),
-  KEY mqtt_msg_topic (topic, id)
+  KEY mqtt_msg_topic (topic, msgid)
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARSET=utf8mb4;
 CREATE TABLE IF NOT EXISTS mqtt_retain (
   id bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY,

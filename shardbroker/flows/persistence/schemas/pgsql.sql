@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS mqtt_msg (
   payload bytea,
   arrived bigint NOT NULL
 );
-CREATE INDEX IF NOT EXISTS mqtt_msg_topic ON mqtt_msg (topic, id);
+CREATE INDEX IF NOT EXISTS mqtt_msg_topic ON mqtt_msg (topic, msgid);
 CREATE TABLE IF NOT EXISTS mqtt_retain (
   id bigserial PRIMARY KEY,
   topic text NOT NULL UNIQUE,
