@@ -90,7 +90,7 @@ class _Service:
         self._sinks = Sinks(data_dir, node, number, self._table, stored, is_damaged, end_of, self._wake, self._sources)
         self._progress.of_sinks = lambda: self._sinks.figures(self._progress.known_feeds)
         others = Others(data_dir / "journal", number, processes, self._progress.written) if processes > 1 else None
-        self._lookups = Lookups(self._sinks, self._lanes, lambda: self._progress.known_feeds, others, self._write)
+        self._lookups = Lookups(self._sinks, self._lanes, self._progress.present_feeds, others, self._write)
         self._replays = Replays(topology, number, self._lanes, self._write, self._lookups)
         self._definitions = topology.runtime_dir / DEFINITIONS
         self._seen: Stamp | None = None

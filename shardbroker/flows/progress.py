@@ -104,6 +104,11 @@ class Progress:
             self._find_journals()
         return list(self._feeds.values())
 
+    def present_feeds(self) -> Mapping[str, JournalFeed]:
+        """Returns the feeds by journal, with those of journals that have appeared at this moment."""
+        self._find_journals()
+        return self._feeds
+
     @property
     def known_feeds(self) -> Mapping[str, JournalFeed]:
         """The feeds by journal."""

@@ -1,7 +1,8 @@
-"""What a new subscription gets of a database, on any database: messages that a client has not acknowledged, and the retained one."""
+"""What a new subscription gets of any database: messages that a client has not acknowledged, and the retained one."""
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from shardbroker.control import Control
 from tests.flows.persistence.scenario import PATIENCE_S, Store, caught_up, keeps, on, running
@@ -104,7 +105,8 @@ def the_rest_after_a_lost_connection(broker: SinksBroker, store: Store) -> None:
                 client.close()
             else:
                 client.drop()
-            client = until(lambda: _connected(broker, client.client_id, is_kept, options), str, PATIENCE_S)
+            again = partial(_connected, broker, client.client_id, is_kept, options)
+            client = until(again, str, PATIENCE_S)
             if not is_kept:
                 client.subscribe("in/x", 1)
         while (last := client.recv(1.0)) is not None:

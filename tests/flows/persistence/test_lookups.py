@@ -1,4 +1,4 @@
-"""Look-ups of new subscriptions while the database is away, under many SUBSCRIBEs, and with messages of another broker; PostgreSQL."""
+"""Look-ups of new subscriptions: the database is away, many SUBSCRIBEs, messages of another broker; against PostgreSQL."""
 
 import tempfile
 import time
@@ -141,7 +141,8 @@ def test_two_processes_flows_know_what_the_other_has_written(store: Database) ->
 
 
 def test_rows_of_others_are_left_out(store: Database) -> None:
-    rows = "('00', 'in/x', 1, 'no id', 1), (repeat('0', 31) || 'X', 'in/x', 1, 'no id', 1), (repeat('0', 32), 'in/x', 7, 'no qos', 1)"
+    zeros = "repeat('0', 31)"
+    rows = f"('00', 'in/x', 1, '', 1), ({zeros} || 'X', 'in/x', 1, '', 1), ({zeros} || '1', 'in/x', 7, '', 1)"
     with running(store, **SECTION) as broker:
         store.server.psql(f"INSERT INTO mqtt_msg (msgid, topic, qos, payload, arrived) VALUES {rows}")
         store.server.psql("INSERT INTO mqtt_retain (topic, msgid, qos, payload, arrived) VALUES ('kept/x', 'any', 1, 'kept', 1)")
