@@ -110,11 +110,16 @@ def _signature(verb: Verb, rest: Rest) -> Iterator[Parameter]:
     if fields or rest.answer == "page":
         base: type[BaseModel] = Place if rest.answer == "page" else BodyModel
         model: Any = create_model(title, __base__=base, **_fields(fields, required, in_query))  # type: ignore[call-overload]
-        yield _parameter("query", Annotated[model, Query()]) if in_query else _parameter("body", Annotated[model, Body()])
+        if in_query:
+            yield _parameter("query", Annotated[model, Query()])
+        elif rest.method == "POST" and not any(one.is_required() for one in model.model_fields.values()):
+            yield _parameter("body", Annotated[model | None, Body()], None)  # a request without a body is as good as {}
+        else:
+            yield _parameter("body", Annotated[model, Body()])
 
 
-def _parameter(name: str, annotation: Any) -> Parameter:
-    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation)
+def _parameter(name: str, annotation: Any, default: Any = Parameter.empty) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _fields(fields: dict[str, FieldInfo], required: set[str], in_query: bool) -> dict[str, tuple[Any, Any]]:

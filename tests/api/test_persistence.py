@@ -23,5 +23,7 @@ def test_a_preset_is_shown_and_created() -> None:
             (row,) = rest.good("GET", "/persistence")["data"]
             assert (row["database"], row["part"], row["rule"]) == ("redis", "clients", "persistence-redis-clients")
             rest.good("POST", "/persistence/create", {})
+            (made,) = rest.good("POST", "/persistence/create")["data"]
+            assert made["created"] is True
             assert rest.refused("POST", "/persistence/create", {"database": "mysql"}) == (400, "BAD_REQUEST")
             assert rest.refused("DELETE", "/rules/persistence-redis-clients")[0] == 400
