@@ -176,8 +176,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
         # What leaves a worker, and what waits before it leaves.
         (
-            "admission", "features.delayed", "features.replay", "outlets", "reporter", "retained_changes", "retained_replays",
-            "retries",
+            "admission", "features.delayed", "features.lookups", "features.replay", "outlets", "reporter", "retained_changes",
+            "retained_replays", "retries",
         ),
         # Parts of the router, each with one kind of state.
         ("resolver", "route_changes", "subacks", "subscriptions"),

@@ -1,6 +1,6 @@
 """Look-ups of new subscriptions in a database, for workers: `fetch` and `retain_lookup` of persistence.<db>.
 
-    worker -> "lookup" -> [until rows of before are written] -> query, in the thread of sinks -> records in the lane of the worker
+    worker -> "lookup" -> [until earlier rows are written] -> query, in the thread of sinks -> records in the lane of the worker
 
 A database is asked once it has all that was published and acknowledged before: the journals are read to their present ends, and the
 actions of the preset are behind them. A worker asks for one page at a time, and again for the next one, so nothing is kept here.
@@ -118,7 +118,7 @@ class Lookups:
         return bool(self._behind or self._new or self._records)
 
     def turn(self) -> bool:
-        """Goes on with requests; returns whether anything was sent."""
+        """Continues all requests; returns whether anything was sent."""
         if self._new:
             ends = {name: feed.end() for name, feed in self._feeds().items()} | (self._others.ends() if self._others else {})
             self._behind.extend((one, ends) for one in self._new)
@@ -158,7 +158,7 @@ class Lookups:
                 self._found.append(await self._answer(request))
             except Exception as error:
                 failures += 1
-                self._complain("lookup repeated", database=request.database, reason=describe(error))
+                self._complain(log_line("lookup repeated", database=request.database, reason=describe(error)))
                 await asyncio.sleep(retry_delay_s(failures))
             else:
                 break
@@ -175,12 +175,12 @@ class Lookups:
             page = await database.fetch(connector, request.wanted) if request.fetches else None
         return _Found(request, retained, page)
 
-    def _complain(self, phrase: str, **values: object) -> None:
+    def _complain(self, line: Line) -> None:
         if time.monotonic() - self._complained_s >= COMPLAIN_S:
             self._complained_s = time.monotonic()
             runner = self._sinks.runner
             if runner is not None:
-                runner.write("warning", log_line(phrase, **values))
+                runner.write("warning", line)
 
     # --- records ------------------------------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class Lookups:
             for one in page.messages:
                 records.append((number, _record(number, FOUND_MESSAGE, topic, one)))
             if page.unusable:
-                self._complain("lookup rows not used", database=request.database, count=page.unusable)
+                self._complain(log_line("lookup rows not used", database=request.database, count=page.unusable))
             last = _id_behind(page, request.wanted)
         has_more = page is not None and page.has_more and bool(last)
         end = encode_found(number, FOUND_PAGE_END, last) if has_more else encode_found(number, FOUND_END)

@@ -90,6 +90,13 @@ def test_without_a_section_there_is_nothing(tmp_path: Path) -> None:
         ("[persistence.pgsql]\nacked = ['#']\non_acked = 'delete'", "on_acked = delete only with persistence.pgsql.messages"),
         ("[persistence.pgsql]\nclients = true\n[durability]\nlevel = 'none'", "allowed is no preset with durability.level = none"),
         ("[persistence.redis]\nclients = true\nconnection = {redis_type = 'cluster'}", "allowed is redis_type single or sentinel"),
+        ("[persistence.pgsql]\nfetch = ['a']", "fetch only with persistence.pgsql.acked"),
+        ("[persistence.pgsql]\nfetch = ['a\"']", FILTERS),
+        (
+            "[persistence.pgsql]\nretain_lookup = ['a']\n[persistence.redis]\nretain_lookup = ['a']",
+            "allowed is one section with fetch or retain_lookup, not persistence.pgsql and persistence.redis",
+        ),
+        ("[persistence.influxdb]\nretain_lookup = ['a']", "persistence.influxdb"),
         ("[persistence.none]\nclients = true", "persistence.none"),
         ("[rules.persistence-x]\nsql = 'SELECT * FROM \"a\"'", "allowed is a name without persistence- at its start"),
         ("[connectors.http.persistence-x]\nurl = 'http://a'", "allowed is a name without persistence- at its start"),

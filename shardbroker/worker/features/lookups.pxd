@@ -9,7 +9,7 @@
 A page is requested when the one before is delivered, so a client that does not read holds back its own look-ups alone. Of each session
 RUNNING_A_SESSION run, of each worker RUNNING, in turns by session; others wait as an entry of a dict.
 
-Until all messages of a topic are delivered, the subscription has OPTION_FETCHING, in the journal too: the session goes on after it
+Until all messages of a topic are delivered, the subscription has OPTION_FETCHING, in the journal too: the session continues after it
 has connected again, and events of acknowledgements are marked, so that no position passes over what is still to be delivered.
 """
 from cython cimport final

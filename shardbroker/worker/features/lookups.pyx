@@ -319,7 +319,7 @@ cdef class DatabaseLookups:
                 publication = Publication.__new__(Publication)
             try:
                 self.deliver_some(lookup, publication)
-            except Exception as error:     # the client connects again, and goes on
+            except Exception as error:     # the client connects again, and the look-up continues
                 self.halt(lookup)
                 if lookup.session.link is not None:
                     lookup.session.link.failed(error)
