@@ -56,7 +56,7 @@ cdef packed struct ArrivalHeader:
 cdef enum FoundKind:                       # ReplayPlace.journal of a record for a look-up, whose id is in position and incarnation
     IS_MESSAGE = 1
     IS_RETAINED = 2                        # the retained message
-    IS_NO_RETAINED = 3                     # there is none; without a topic
+    IS_NO_RETAINED = 3                     # no retained message; without a topic
     IS_PAGE_END = 4                        # more follows behind the id, at the next request; without a topic
     IS_END = 5                             # nothing follows; without a topic
 

@@ -511,12 +511,12 @@ class Sinks:
         runner.call(lambda: runner.keep(runner.probe(connector, driver, answer, work)))
 
     def connector(self, id: str) -> Any:
-        """Returns a connector, to be used in the loop of the runner; None if there is none, or it has a problem."""
+        """Returns a connector, to be used in the loop of the runner; None if it is not defined or has a problem."""
         found = self._connectors.get(id)
         return None if found is None else found[1].connector
 
     def positions(self, id: str) -> dict[str, int]:
-        """Returns journal -> position up to which an action is done; empty if there is none, or it has a problem."""
+        """Returns journal -> position up to which an action is done; empty if it is not defined or has a problem."""
         entry = self._entries.get(id)
         return {} if entry is None else {journal: cursor.position for journal, cursor in entry.cursors().items()}
 
