@@ -22,6 +22,7 @@ __all__ = [
     "MysqlConnection",
     "PoolSize",
     "PostgresqlConnection",
+    "PulsarConnection",
     "RabbitmqConnection",
     "RedisConnection",
     "S3Connection",
@@ -36,6 +37,9 @@ TIMEOUT_S = 5.0
 """Default time limit of a back end, seconds, as query_timeout of EMQX."""
 CASSANDRA_PORT = 9042
 """Port of Cassandra's own protocol where none is given."""
+PULSAR, PULSAR_TLS = "pulsar://", "pulsar+ssl://"
+PULSAR_PORTS = {PULSAR: 6650, PULSAR_TLS: 6651}
+"""Start of the URL of a broker -> port where none is given."""
 
 
 def _url(value: str) -> str:
@@ -67,6 +71,33 @@ def _cassandra_servers(value: Any) -> Any:
     return [f"{one}:{CASSANDRA_PORT}" if isinstance(one, str) and re.fullmatch(r"[^:]+|\[.*\]", one) else one for one in found]
 
 
+def _pulsar_servers(value: Any) -> Any:
+    """Returns URLs with their ports; HOST and HOST:PORT are those of servers without TLS, as in EMQX."""
+    found = _servers(value)
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        return found
+    urls = []
+    for one in found:
+        scheme, _, rest = one.rpartition("://")
+        scheme = f"{scheme or PULSAR.removesuffix('://')}://"
+        rest = rest.rstrip("/")
+        if re.fullmatch(r"[^:]+|\[.*\]", rest):
+            rest = f"{rest}:{PULSAR_PORTS.get(scheme, 0)}"
+        urls.append(scheme + rest)
+    return urls
+
+
+def _pulsar_checked(value: list[str]) -> list[str]:
+    for one in value:
+        scheme, _, rest = one.rpartition("://")
+        if f"{scheme}://" not in PULSAR_PORTS or not re.fullmatch(r"[A-Za-z0-9._-]+:\d+|\[[0-9A-Fa-f:.]+\]:\d+", rest, re.ASCII):
+            raise ValueError(f"allowed is {PULSAR}HOST:PORT or {PULSAR_TLS}HOST:PORT, not {one!r:.200}")
+        _server(rest)
+    if len({one.partition("://")[0] for one in value}) > 1:
+        raise ValueError(f"allowed are servers that all have {PULSAR}, or all {PULSAR_TLS}")
+    return value
+
+
 Texts = Annotated[dict[str, str], Allowed("a table of text = text")]
 Secrets = Annotated[dict[str, Secret], Allowed("a table of text = text")]
 Url = Annotated[str, AfterValidator(_url), Allowed("http://HOST/PATH or https://HOST/PATH")]
@@ -77,6 +108,13 @@ CassandraServers = Annotated[
     list[Server], BeforeValidator(_cassandra_servers), Allowed('a list of HOST:PORT, such as ["a:9042", "b:9042"]')
 ]
 """As Servers; the port may be left out."""
+PulsarServers = Annotated[
+    list[str],
+    BeforeValidator(_pulsar_servers),
+    AfterValidator(_pulsar_checked),
+    Allowed('a list of pulsar://HOST:PORT or pulsar+ssl://HOST:PORT, such as ["pulsar://a:6650", "pulsar://b:6650"]'),
+]
+"""As Servers; scheme and port may be left out."""
 File = Annotated[str, Allowed("a path")]
 BackendTimeout = Annotated[Duration, Field(ge=SHORTEST_S, le=LONGEST_WAIT_S)]
 PoolSize = Annotated[Whole, Field(ge=1, le=1024)]
@@ -151,6 +189,24 @@ class CassandraConnection(Section):
     password: Secret = Field("", description="Password of the login; not allowed with --set. `file:PATH` reads it from a file.")
     timeout: BackendTimeout = Field(TIMEOUT_S, description="Longest wait for an answer; after it the request has failed.")
     tls: bool = Field(False, description="Whether the connection uses TLS.")
+    tls_ca: File = _TLS_CA
+    tls_cert: File = _TLS_CERT
+    tls_key: File = _TLS_KEY
+    tls_verify: bool = _TLS_VERIFY
+
+
+class PulsarConnection(Section):
+    """A cluster of Pulsar."""
+
+    servers: PulsarServers = Field(
+        [], max_length=64, description="Brokers or proxies of the cluster, all with `pulsar+ssl://` or none; any one is used."
+    )
+    username: str = Field("", max_length=1024, description="User name of a login by name and password.")
+    password: Secret = Field("", description="Password of the login; not allowed with --set. `file:PATH` reads it from a file.")
+    token: Secret = Field(
+        "", description="Token (JWT) of a login without a name; not allowed with --set. `file:PATH` reads it from a file."
+    )
+    timeout: BackendTimeout = Field(TIMEOUT_S, description="Longest wait for an answer; after it the request has failed.")
     tls_ca: File = _TLS_CA
     tls_cert: File = _TLS_CERT
     tls_key: File = _TLS_KEY

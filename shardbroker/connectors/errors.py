@@ -17,7 +17,8 @@ __all__ = [
 ]
 
 EXTRAS = {
-    "aiobotocore": "s3", "aiodynamo": "dynamodb", "aiohttp": "auth", "argon2": "auth", "asyncmy": "mysql", "asyncpg": "postgresql",
+    "_pulsar": "pulsar", "aiobotocore": "s3", "aiodynamo": "dynamodb", "aiohttp": "auth", "argon2": "auth", "asyncmy": "mysql",
+    "asyncpg": "postgresql",
     "bcrypt": "auth", "bonsai": "ldap", "botocore": "s3", "cassandra": "cassandra", "hiredis": "redis", "jwt": "auth",
     "pymongo": "mongodb", "redis": "redis",
 }  # fmt: skip

@@ -2,12 +2,19 @@
 
 import ssl
 
-from shardbroker.config.connectors import CassandraConnection, Connection, DynamodbConnection, HttpConnection, S3Connection
+from shardbroker.config.connectors import (
+    CassandraConnection,
+    Connection,
+    DynamodbConnection,
+    HttpConnection,
+    PulsarConnection,
+    S3Connection,
+)
 from shardbroker.connectors.errors import ConnectionSettingError
 
 __all__ = ["WithTls", "address_of", "context_of", "tls_of"]
 
-WithTls = Connection | HttpConnection | CassandraConnection | DynamodbConnection | S3Connection
+WithTls = Connection | HttpConnection | CassandraConnection | DynamodbConnection | PulsarConnection | S3Connection
 """Settings with the keys of TLS."""
 
 

@@ -35,6 +35,9 @@ def account() -> dict[str, Any]:
 class Server:
     """A server that can be paused, killed and started again with its data."""
 
+    start_s = START_S
+    """Longest wait for its first answer."""
+
     def __init__(self, command: list[str], ready: Callable[[], bool], where: Path, *, as_nobody: bool = True) -> None:
         self._command, self._ready, self._where = command, ready, where
         self._runs_as = account() if as_nobody else {}
@@ -42,7 +45,7 @@ class Server:
 
     def start(self) -> None:
         """Returns when it answers. What a killed process leaves behind may keep it from starting for a while."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + self.start_s
         while True:
             with (self._where / "server.log").open("wb") as log:
                 self.process = subprocess.Popen(
@@ -53,7 +56,7 @@ class Server:
                     return
                 assert time.monotonic() < deadline, self.log()
                 time.sleep(0.05)
-            assert time.monotonic() < deadline - START_S / 2, self.log()
+            assert time.monotonic() < deadline - self.start_s / 2, self.log()
             time.sleep(0.2)
 
     def log(self) -> str:

@@ -70,6 +70,7 @@ def from_emqx(kind: str, type: str, given: dict[str, Any]) -> dict[str, Any]:
     fields = model_of(kind, type).model_fields
     found: dict[str, Any] = _without(given, fields, (*OF_RESPONSES, *WITHOUT_EFFECT))
     if kind == CONNECTORS:
+        found = _adapted(model_of(kind, type), found)
         if "resource_opts" not in fields:
             found.pop("resource_opts", None)
         if "parameters" not in fields and isinstance(found.get("parameters"), dict):
@@ -82,13 +83,19 @@ def from_emqx(kind: str, type: str, given: dict[str, Any]) -> dict[str, Any]:
         return found
     for table, without in (("parameters", WITHOUT_EFFECT), ("resource_opts", RESOURCE_WITHOUT_EFFECT)):
         if table in found and table in fields:
-            found[table] = _without(found[table], fields[table].annotation.model_fields, without)
+            part = fields[table].annotation
+            found[table] = _adapted(part, _without(found[table], part.model_fields, without))
     if kind == SOURCES and isinstance(found.get("resource_opts"), dict):
         known = fields["resource_opts"].annotation.model_fields
         found["resource_opts"] = _without(found["resource_opts"], known, tuple(ResourceOptions.model_fields))
     if isinstance(found.get("fallback_actions"), list):
         found["fallback_actions"] = [_reference(one) for one in found["fallback_actions"]]
     return found
+
+
+def _adapted(model: Any, values: Any) -> Any:
+    """Returns what a type makes of keys that only EMQX's has. Raises ValueError."""
+    return model.adapted(values) if hasattr(model, "adapted") and isinstance(values, dict) else values
 
 
 def _join_port(found: dict[str, Any], fields: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from shardbroker.config.sinks.mongodb import MongodbAction, MongodbConnector
 from shardbroker.config.sinks.mysql import MysqlAction, MysqlConnector
 from shardbroker.config.sinks.opents import OpentsAction, OpentsConnector
 from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector, TimescaleAction, TimescaleConnector
+from shardbroker.config.sinks.pulsar import PulsarAction, PulsarConnector, PulsarSource
 from shardbroker.config.sinks.rabbitmq import RabbitmqAction, RabbitmqConnector, RabbitmqSource
 from shardbroker.config.sinks.redis import RedisAction, RedisConnector
 from shardbroker.config.sinks.s3 import S3Action, S3Connector
@@ -39,6 +40,7 @@ SINK_TYPES: dict[str, SinkType] = {
     "mysql": SinkType("MySQL", MysqlConnector, MysqlAction),
     "opents": SinkType("OpenTSDB", OpentsConnector, OpentsAction),
     "pgsql": SinkType("PostgreSQL", PgsqlConnector, PgsqlAction),
+    "pulsar": SinkType("Pulsar", PulsarConnector, PulsarAction, PulsarSource),
     "rabbitmq": SinkType("RabbitMQ", RabbitmqConnector, RabbitmqAction, RabbitmqSource),
     "redis": SinkType("Redis", RedisConnector, RedisAction),
     "s3": SinkType("S3", S3Connector, S3Action),
@@ -53,6 +55,8 @@ ALIASES = {
     "dynamodb": "dynamo",
     "opentsdb": "opents",
     "timescaledb": "timescale",
+    "pulsar_producer": "pulsar",
+    "pulsar_consumer": "pulsar",
 }
 """Other names of types; ids, REST and metrics have the type's own."""
 

@@ -27,6 +27,7 @@ from tests.servers.influxdb import InfluxServer, influx, influxdb_server
 from tests.servers.mongodb import mongodb_server
 from tests.servers.mysql import mariadb
 from tests.servers.postgresql import postgresql
+from tests.servers.pulsar import MESSAGE_MAX, NAMESPACE, pulsar_server, token_of
 from tests.servers.rabbitmq import PASSWORD as RABBIT_PASSWORD
 from tests.servers.rabbitmq import USER as RABBIT_USER
 from tests.servers.rabbitmq import rabbitmq_server
@@ -52,6 +53,8 @@ INTEGER, FLOAT, TEXT = 2**53 + 1, 0.1, "grün 𝄞"
 TYPED_PAYLOAD = {"i": INTEGER, "f": FLOAT, "t": TEXT, "b": "AP8=", "d": "d-1"}
 """b: 0x00 and 0xff in Base64."""
 LOGIN = {"username": "mqtt", "password": "dbsecret", "timeout": "1s"}
+REPEATED = MESSAGE_MAX // 10_000 + 1
+"""Of a text in a message of Pulsar, which is too large then for one of 10,000 characters."""
 PAIR = re.compile(r"^(\d+)\D(\d+)$", re.MULTILINE)
 
 
@@ -413,6 +416,45 @@ def _s3(where: Path) -> Iterator[Sink]:
         )
 
 
+# --- messages of other brokers ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _pulsar(where: Path) -> Iterator[Sink]:
+    with pulsar_server() as server:
+        connector = {"servers": [server.url], "token": token_of("admin"), "timeout": "1s"}
+        stored: list[Any] = []
+
+        def read() -> Rows:
+            """Reads what is new."""
+            stored.extend(server.messages("rows", stored[-1] if stored else None))
+            return [(one["w"], one["n"]) for one in (json.loads(message.data()) for message in stored)]
+
+        def typed() -> Any:
+            (message,) = server.messages("typed")
+            return {"key": message.partition_key(), "b": message.properties()["b"], **json.loads(message.data())}
+
+        def parameters(topic: str, **more: Any) -> dict[str, Any]:
+            return {"pulsar_topic": f"{NAMESPACE}/{topic}", "max_batch_bytes": "64KB", **more}
+
+        value = '{"i": ${i}, "f": ${f}, "t": "${t}", "gone": "${gone}"}'
+        rows = parameters("rows", message={"key": "${w}", "value": '{"w": ${w}, "n": ${n}, "x": "' + "${x}" * REPEATED + '"}'})
+        yield Sink(
+            connector=connector,
+            refused={**connector, "token": token_of("admin")[:-4]},
+            reason="the server rejects username, password or token",
+            parameters=rows,
+            once=rows,
+            read=read,
+            typed=parameters("typed", message={"key": "${d}", "value": value}, properties={"b": "${t}", "gone": "${gone}"}),
+            stored=typed,
+            shown={"key": "d-1", "b": TEXT, "i": INTEGER, "f": FLOAT, "t": TEXT, "gone": "undefined"},
+            measured=parameters("measured", message={"key": "${clientid}", "value": "${payload}"}, max_batch_bytes="200KB"),
+            server=server,
+            keyed=False,
+        )
+
+
 # --- time series ------------------------------------------------------------------------------------------------------------------
 
 
@@ -555,9 +597,11 @@ KINDS = {
     "mysql": Kind(_mysql, {"x": 13}),
     "opents": Kind(_opents, {"x": "no tag"}),
     "pgsql": Kind(_pgsql, {"x": 13}),
+    "pulsar": Kind(_pulsar, {"x": "x" * 10_000}),
     "rabbitmq": Kind(_rabbitmq, {"x": 13}),
     "redis": Kind(_redis, {"x": "poison"}),
     "s3": Kind(_s3, None),
     "timescale": Kind(_timescale, {"x": 13}),
 }
-"""The types by name. Poison rows are rejected by the server, but for `opents`, where the driver rejects what OpenTSDB would."""
+"""The types by name. Poison rows are rejected by the server, but for `opents`, where the driver rejects what OpenTSDB
+would, and `pulsar`, whose library rejects what the server has named as too large."""
