@@ -20,7 +20,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: $(SOURCES) | packages-to-serve
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip "setuptools>=80" "Cython>=3.3,<3.4"
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[dashboard,auth,redis,postgresql,mysql,mongodb,cassandra,dynamodb,s3,pulsar,exhook,rules]"
+	$(BIN)/pip install --quiet --no-build-isolation --editable ".[dashboard,auth,redis,postgresql,mysql,mongodb,cassandra,dynamodb,s3,kafka,pulsar,exhook,rules]"
 	touch $@
 
 # System packages of all verbs; the others install theirs by themselves where they may (see the script).

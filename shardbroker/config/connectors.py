@@ -1,6 +1,7 @@
 """Keys of connections to other systems, shared by authenticators, sources of rules and sinks."""
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ __all__ = [
     "DynamodbConnection",
     "File",
     "HttpConnection",
+    "KafkaConnection",
     "LdapConnection",
     "MongodbConnection",
     "MysqlConnection",
@@ -40,6 +42,8 @@ CASSANDRA_PORT = 9042
 PULSAR, PULSAR_TLS = "pulsar://", "pulsar+ssl://"
 PULSAR_PORTS = {PULSAR: 6650, PULSAR_TLS: 6651}
 """Start of the URL of a broker -> port where none is given."""
+KAFKA_PORT = 9092
+"""Port of Kafka where none is given."""
 
 
 def _url(value: str) -> str:
@@ -64,11 +68,16 @@ def _servers(value: Any) -> Any:
     return [one.strip() for one in value.split(",") if one.strip()] if isinstance(value, str) else value
 
 
-def _cassandra_servers(value: Any) -> Any:
-    found = _servers(value)
-    if not isinstance(found, list):
-        return found
-    return [f"{one}:{CASSANDRA_PORT}" if isinstance(one, str) and re.fullmatch(r"[^:]+|\[.*\]", one) else one for one in found]
+def _with_port(port: int) -> Callable[[Any], Any]:
+    """Returns what reads servers of which some have no port."""
+
+    def read(value: Any) -> Any:
+        found = _servers(value)
+        if not isinstance(found, list):
+            return found
+        return [f"{one}:{port}" if isinstance(one, str) and re.fullmatch(r"[^:]+|\[.*\]", one) else one for one in found]
+
+    return read
 
 
 def _pulsar_servers(value: Any) -> Any:
@@ -105,7 +114,7 @@ Server = Annotated[str, AfterValidator(_server), Allowed("HOST:PORT")]
 Servers = Annotated[list[Server], BeforeValidator(_servers), Allowed('a list of HOST:PORT, such as ["a:6379", "b:6379"]')]
 """Servers of which any answers; text with commas is allowed too."""
 CassandraServers = Annotated[
-    list[Server], BeforeValidator(_cassandra_servers), Allowed('a list of HOST:PORT, such as ["a:9042", "b:9042"]')
+    list[Server], BeforeValidator(_with_port(CASSANDRA_PORT)), Allowed('a list of HOST:PORT, such as ["a:9042", "b:9042"]')
 ]
 """As Servers; the port may be left out."""
 PulsarServers = Annotated[
@@ -115,6 +124,10 @@ PulsarServers = Annotated[
     Allowed('a list of pulsar://HOST:PORT or pulsar+ssl://HOST:PORT, such as ["pulsar://a:6650", "pulsar://b:6650"]'),
 ]
 """As Servers; scheme and port may be left out."""
+KafkaServers = Annotated[
+    list[Server], BeforeValidator(_with_port(KAFKA_PORT)), Allowed('a list of HOST:PORT, such as ["a:9092", "b:9092"]')
+]
+"""Likewise."""
 File = Annotated[str, Allowed("a path")]
 BackendTimeout = Annotated[Duration, Field(ge=SHORTEST_S, le=LONGEST_WAIT_S)]
 PoolSize = Annotated[Whole, Field(ge=1, le=1024)]
@@ -207,6 +220,28 @@ class PulsarConnection(Section):
         "", description="Token (JWT) of a login without a name; not allowed with --set. `file:PATH` reads it from a file."
     )
     timeout: BackendTimeout = Field(TIMEOUT_S, description="Longest wait for an answer; after it the request has failed.")
+    tls_ca: File = _TLS_CA
+    tls_cert: File = _TLS_CERT
+    tls_key: File = _TLS_KEY
+    tls_verify: bool = _TLS_VERIFY
+
+
+class KafkaConnection(Section):
+    """A cluster of Kafka."""
+
+    bootstrap_hosts: KafkaServers = Field([], max_length=64, description="Some brokers of the cluster, which know the others.")
+    mechanism: Literal["none", "plain", "scram_sha_256", "scram_sha_512", "oauthbearer"] = Field(
+        "none", description="How the login is made, by SASL."
+    )
+    username: str = Field("", max_length=1024, description="User name of the login; with `oauthbearer` the id of the OAuth client.")
+    password: Secret = Field(
+        "",
+        description="Password of the login, or secret of the client; not allowed with --set. `file:PATH` reads it from a file.",
+    )
+    token_url: Url = Field("", description="With `oauthbearer`: URL of the service that issues tokens (grant client_credentials).")
+    scope: str = Field("", max_length=1024, description="With `oauthbearer`: scope of the token.")
+    timeout: BackendTimeout = Field(TIMEOUT_S, description="Longest wait for an answer; after it the request has failed.")
+    tls: bool = Field(False, description="Whether the connection uses TLS.")
     tls_ca: File = _TLS_CA
     tls_cert: File = _TLS_CERT
     tls_key: File = _TLS_KEY

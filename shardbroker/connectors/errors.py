@@ -17,10 +17,9 @@ __all__ = [
 ]
 
 EXTRAS = {
-    "_pulsar": "pulsar", "aiobotocore": "s3", "aiodynamo": "dynamodb", "aiohttp": "auth", "argon2": "auth", "asyncmy": "mysql",
-    "asyncpg": "postgresql",
-    "bcrypt": "auth", "bonsai": "ldap", "botocore": "s3", "cassandra": "cassandra", "hiredis": "redis", "jwt": "auth",
-    "pymongo": "mongodb", "redis": "redis",
+    "_pulsar": "pulsar", "aiobotocore": "s3", "aiodynamo": "dynamodb", "aiohttp": "auth", "aiokafka": "kafka", "argon2": "auth",
+    "asyncmy": "mysql", "asyncpg": "postgresql", "bcrypt": "auth", "bonsai": "ldap", "botocore": "s3", "cassandra": "cassandra",
+    "cramjam": "kafka", "hiredis": "redis", "jwt": "auth", "pymongo": "mongodb", "redis": "redis",
 }  # fmt: skip
 """Maps a library to the extra of the package that installs it."""
 

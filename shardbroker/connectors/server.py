@@ -7,6 +7,7 @@ from shardbroker.config.connectors import (
     Connection,
     DynamodbConnection,
     HttpConnection,
+    KafkaConnection,
     PulsarConnection,
     S3Connection,
 )
@@ -14,7 +15,9 @@ from shardbroker.connectors.errors import ConnectionSettingError
 
 __all__ = ["WithTls", "address_of", "context_of", "tls_of"]
 
-WithTls = Connection | HttpConnection | CassandraConnection | DynamodbConnection | PulsarConnection | S3Connection
+WithTls = (
+    Connection | HttpConnection | CassandraConnection | DynamodbConnection | KafkaConnection | PulsarConnection | S3Connection
+)
 """Settings with the keys of TLS."""
 
 
@@ -26,7 +29,7 @@ def address_of(settings: Connection, key: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def tls_of(settings: Connection | S3Connection, key: str) -> ssl.SSLContext | None:
+def tls_of(settings: Connection | KafkaConnection | S3Connection, key: str) -> ssl.SSLContext | None:
     """Returns the context of `context_of`, or None for a connection without TLS."""
     return context_of(settings, key) if settings.tls else None
 

@@ -157,7 +157,7 @@ connectors {
           resource_opts {health_check_interval = "15s", start_timeout = 5s}}
     misspelt {url = "http://127.0.0.1:8080", api_token = "s3cret"}
   }
-  kafka_producer {k {bootstrap_hosts = "a:9092"}}
+  rocketmq {k {servers = "a:9876"}}
 }
 actions {
   webhook {
@@ -166,7 +166,7 @@ actions {
     lost {connector = gone}
   }
 }
-rule_engine {rules {a {sql = "SELECT * FROM \\"t\\"", actions = ["http:out", "webhook:out", "kafka_producer:k"]}}}
+rule_engine {rules {a {sql = "SELECT * FROM \\"t\\"", actions = ["http:out", "webhook:out", "rocketmq:k"]}}}
 """
 
 
@@ -182,7 +182,7 @@ def test_connectors_and_actions(tmp_path: Path) -> None:
     assert out.resource_opts.batch_size == 5
     assert settings.rules["a"].actions == ["http:out", "http:out"]
     said = "\n".join(imported.remarks)
-    for word in ("connectors.kafka_producer.k: type must be ", "connectors.http.misspelt: ", "actions.http.lost: ", "action"):
+    for word in ("connectors.rocketmq.k: type must be ", "connectors.http.misspelt: ", "actions.http.lost: ", "action"):
         assert word in said, said
     assert "s3cret" not in said
 

@@ -126,6 +126,35 @@ def test_cassandra_of_emqx() -> None:
     assert found.settings[cql] == "insert into t (topic) values (${topic})"
 
 
+def test_kafka_of_emqx() -> None:
+    text = """
+    connectors.kafka_producer.main {
+      bootstrap_hosts = "a:9093,b", connect_timeout = 5s, min_metadata_refresh_interval = 3s, metadata_request_timeout = 5s
+      authentication { mechanism = plain, username = u, password = "s3cret" }
+      socket_opts { sndbuf = 1024KB, recbuf = 1024KB, nodelay = true, tcp_keepalive = none }
+      ssl { enable = true, verify = verify_none, cacertfile = "ca.pem" }
+    }
+    actions.kafka_producer.rows {
+      connector = main
+      parameters {
+        topic = "rows", message { key = "${.clientid}", value = "${.}", timestamp = "${.timestamp}" }, max_batch_bytes = 896KB
+        compression = snappy, partition_strategy = key_dispatch, required_acks = all_isr, max_inflight = 10, query_mode = async
+        kafka_headers = "${pub_props}", kafka_ext_headers = [{kafka_ext_header_key = k, kafka_ext_header_value = v}]
+        buffer { mode = memory, per_partition_limit = 2GB, segment_bytes = 100MB, memory_overload_protection = false }
+      }
+    }
+    """
+    found = read_emqx(text)
+    assert not found.remarks
+    given = {key[3]: value for key, value in found.settings.items() if key[:3] == ("connectors", "kafka", "main")}
+    model = checked(CONNECTORS, "kafka", given)
+    assert model.bootstrap_hosts == ["a:9093", "b:9092"]
+    assert (model.mechanism, model.username, model.password) == ("plain", "u", "s3cret")
+    assert (model.tls, model.tls_ca, model.tls_verify) == (True, "ca.pem", False)
+    at = ("actions", "kafka", "rows", "parameters")
+    assert found.settings[*at, "topic"] == "rows" and found.settings[*at, "message", "key"] == "${.clientid}"
+
+
 @pytest.mark.parametrize(
     ("ssl", "keys"),
     [

@@ -25,7 +25,7 @@ STOPPED_S = (1.0, 5.0)
 """How long the server is killed or stopped, at least and at most."""
 QUIET_S = 30.0
 """Without a new row for so long, none comes any more."""
-ONCE = ("mysql", "pgsql", "pulsar", "timescale")
+ONCE = ("kafka", "mysql", "pgsql", "pulsar", "timescale")
 """Types with exactly_once."""
 FLUSH_S = 0.5
 """For a stand-in to store what it has answered."""

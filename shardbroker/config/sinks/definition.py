@@ -67,10 +67,11 @@ def with_secrets(given: Any, before: Any, key: str = "") -> Any:
 
 def from_emqx(kind: str, type: str, given: dict[str, Any]) -> dict[str, Any]:
     """Returns a definition with the keys that it has here. Unknown keys stay, and `checked` refuses them. Raises ValueError."""
-    fields = model_of(kind, type).model_fields
+    model = model_of(kind, type)
+    fields = model.model_fields
     found: dict[str, Any] = _without(given, fields, (*OF_RESPONSES, *WITHOUT_EFFECT))
     if kind == CONNECTORS:
-        found = _adapted(model_of(kind, type), found)
+        found = _adapted(model, found)
         if "resource_opts" not in fields:
             found.pop("resource_opts", None)
         if "parameters" not in fields and isinstance(found.get("parameters"), dict):

@@ -8,6 +8,7 @@ from shardbroker.config.sinks.disk_log import DiskLogAction, DiskLogConnector
 from shardbroker.config.sinks.dynamo import DynamoAction, DynamoConnector
 from shardbroker.config.sinks.http import HttpAction, HttpConnector
 from shardbroker.config.sinks.influxdb import InfluxdbAction, InfluxdbConnector
+from shardbroker.config.sinks.kafka import KafkaAction, KafkaConnector, KafkaSource
 from shardbroker.config.sinks.mongodb import MongodbAction, MongodbConnector
 from shardbroker.config.sinks.mysql import MysqlAction, MysqlConnector
 from shardbroker.config.sinks.opents import OpentsAction, OpentsConnector
@@ -36,6 +37,7 @@ SINK_TYPES: dict[str, SinkType] = {
     "dynamo": SinkType("DynamoDB", DynamoConnector, DynamoAction),
     "http": SinkType("HTTP", HttpConnector, HttpAction),
     "influxdb": SinkType("InfluxDB", InfluxdbConnector, InfluxdbAction),
+    "kafka": SinkType("Kafka", KafkaConnector, KafkaAction, KafkaSource),
     "mongodb": SinkType("MongoDB", MongodbConnector, MongodbAction),
     "mysql": SinkType("MySQL", MysqlConnector, MysqlAction),
     "opents": SinkType("OpenTSDB", OpentsConnector, OpentsAction),
@@ -57,6 +59,8 @@ ALIASES = {
     "timescaledb": "timescale",
     "pulsar_producer": "pulsar",
     "pulsar_consumer": "pulsar",
+    "kafka_producer": "kafka",
+    "kafka_consumer": "kafka",
 }
 """Other names of types; ids, REST and metrics have the type's own."""
 

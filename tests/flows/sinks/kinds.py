@@ -24,6 +24,8 @@ from tests.servers.dynamodb import dynamodb_server, scanned
 from tests.servers.dynamodb import own_client as dynamo_client
 from tests.servers.influxdb import PASSWORD as INFLUX_PASSWORD
 from tests.servers.influxdb import InfluxServer, influx, influxdb_server
+from tests.servers.kafka import ACCOUNT as KAFKA_ACCOUNT
+from tests.servers.kafka import kafka
 from tests.servers.mongodb import mongodb_server
 from tests.servers.mysql import mariadb
 from tests.servers.postgresql import postgresql
@@ -455,6 +457,40 @@ def _pulsar(where: Path) -> Iterator[Sink]:
         )
 
 
+@contextmanager
+def _kafka(where: Path) -> Iterator[Sink]:
+    """Rows of a key have an order, and a repeat after a rewind is a record of its own."""
+    with kafka() as broker:
+        broker.create("measured", partitions=12)
+        broker.create("rows", "typed", **{"max.message.bytes": "10000"})
+        login = {"mechanism": "scram_sha_256", **KAFKA_ACCOUNT, "timeout": "1s"}
+        connector = {"bootstrap_hosts": f"127.0.0.1:{broker.login_port}", **login}
+        message = {"key": "${w}", "value": '{"w":${w},"n":${n},"x":"${x}"}'}
+        rows = {"topic": "rows", "message": message, "partition_strategy": "key_dispatch", "max_batch_bytes": "8KB"}
+
+        def read() -> Rows:
+            return [(one["w"], one["n"]) for one in (json.loads(record.value) for record in broker.records("rows"))]
+
+        def stored() -> Any:
+            (record,) = broker.records("typed")
+            return {name: value for name, value in json.loads(record.value).items() if name not in ("timestamp", "d")}
+
+        yield Sink(
+            connector=connector,
+            refused={**connector, "password": "wrong"},
+            reason="the server rejects username or password",
+            parameters=rows,
+            once=rows,
+            read=read,
+            typed={"topic": "typed"},
+            stored=stored,
+            shown={"i": INTEGER, "f": FLOAT, "t": TEXT, "b": {"$bytes": "AP8="}, "gone": "undefined"},
+            measured={"topic": "measured", "partition_strategy": "key_dispatch"},
+            server=broker,
+            keyed=False,
+        )
+
+
 # --- time series ------------------------------------------------------------------------------------------------------------------
 
 
@@ -593,6 +629,7 @@ KINDS = {
     "dynamo": Kind(_dynamo, {"w": "text"}),
     "http": Kind(_http, {"x": "poison"}),
     "influxdb": Kind(_influxdb, {"x": "text"}),
+    "kafka": Kind(_kafka, {"x": "y" * 12_000}),
     "mongodb": Kind(_mongodb, {"n": 3}),
     "mysql": Kind(_mysql, {"x": 13}),
     "opents": Kind(_opents, {"x": "no tag"}),
