@@ -57,10 +57,11 @@ def spooled_nodes(directory: Path, link: int) -> list[int]:
 
 
 class SyncThread:
-    """A thread for calls that wait for the disk; `bell` is an eventfd that is written after each."""
+    """A thread for calls that wait for the disk; `bell` is an eventfd that is written after each. The thread has a descriptor of its own
+    for it: a call may last longer than the one that was given, whose number may then be that of another file."""
 
     def __init__(self, bell: int) -> None:
-        self._bell = bell
+        self._bell = os.dup(bell)
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="sync", daemon=True)
         self._thread.start()
@@ -75,9 +76,12 @@ class SyncThread:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (function := self._calls.get()) is not None:
-            function()
-            os.eventfd_write(self._bell, 1)
+        try:
+            while (function := self._calls.get()) is not None:
+                function()
+                os.eventfd_write(self._bell, 1)
+        finally:
+            os.close(self._bell)
 
 
 @dataclass

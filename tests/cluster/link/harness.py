@@ -155,6 +155,8 @@ class Node:
         assert self.driver is not None
         for link in [*self.driver._links.values()]:
             link.sock.close()
+        if self.driver._sync is not None:
+            self.driver._sync.close(0)
         self.driver._epoll.close()
         self.driver = None
 

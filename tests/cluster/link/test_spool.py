@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,26 @@ def test_entries_are_synced_by_a_thread(tmp_path: Path, lane: Lane) -> None:
     assert (again.head, again.synced) == (1, 0), "what it has when it is opened is synced first"
     again.start_sync()
     until(lambda: again.synced == 1)
+
+
+def test_a_call_that_outlasts_its_bell_writes_to_no_other_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a disk does not answer within the time of a stop: the descriptor is closed, and its number is that of another file."""
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    bell = os.eventfd(0)
+    thread = SyncThread(bell)
+    may_end = threading.Event()
+    thread.call(may_end.wait)
+    thread.close(0)
+    os.close(bell)
+    other = os.eventfd(0, os.EFD_NONBLOCK)
+    assert other == bell
+    may_end.set()
+    thread.close(10)
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(other)
+    os.close(other)
+    assert not failed
 
 
 def test_a_sync_that_has_failed_is_not_reported(tmp_path: Path, lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
