@@ -172,7 +172,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "arrivals", "deferred", "disk", "exclusive", "features", "features.event_messages", "features.rewrite",
             "features.streams", "memory",
             "observers", "observers.client_rates", "observers.observer", "observers.slow_subscriptions", "observers.topic_metrics",
-            "outlet", "rates", "retaining", "session_claims", "session_queues", "sync_gate",
+            "outlet", "passed_ids", "rates", "retaining", "session_claims", "session_queues", "sync_gate",
         ),
         # What leaves a worker, and what waits before it leaves.
         (

@@ -459,8 +459,8 @@ class Claims:
         claim.phase = Phase.STORING
         # There may be another session of the key.
         is_alone = claim.is_provisional or (claim.holder and not claim.was_taken) or not self._all_linked
-        floor = self.clock.now(0) if is_alone else 0
-        return [Create(claim.key, claim.name, claim.generation, floor, claim.clean)]
+        base = self.clock.now(0) if is_alone else 0
+        return [Create(claim.key, claim.name, claim.generation, base, claim.clean)]
 
     def created(self, key: Key, uid: int, clean_stamp: int, now_ms: int, clock_ms: int) -> list[SessionOutput]:
         """Takes a session that was created into use. `clean_stamp`: of its journal record if it began clean, else 0."""
@@ -598,7 +598,7 @@ class Claims:
         if not state.is_last:
             return []
         claim.phase = Phase.STORING
-        return [Import(claim.key, claim.name, claim.generation, self.clock.now(0), tuple(claim.parts.bodies))]
+        return [Import(claim.key, claim.name, claim.generation, tuple(claim.parts.bodies))]
 
     def _on_ended(self, node: int, key: Key, generation: int) -> list[SessionOutput]:
         holding = self.sessions.get(key)

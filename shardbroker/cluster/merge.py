@@ -4,23 +4,34 @@ The session that stays is the connected one, else that with the later connect, e
 stale: its queued messages are sent to the holder, which appends those that it has not had. The same path serves a session that
 has moved and still gets messages from publishers that did not have the routes of its new node.
 
-Ids begin with a stamp (`id_floor`). A session takes from publishers what is above its `floor`: what was published before it was
-created or imported is part of an earlier session's queue, or was delivered there. `base` is below the floor once a session was
-imported or merged: ids up to it belong to a session that is not merged yet, so late messages with such ids wait for it.
+An id begins with a stamp by the clock of the process that took the message, and ends with that process (`origin_of`). The ids of
+one process grow, and its messages are in order on each way, so they are compared with each other only: clocks of nodes may differ
+by days. `passed` has the highest id of each process that an earlier node of the session had dealt with when the session was
+exported: messages up to it were delivered or queued there, and are not taken from publishers. What the earlier node had not
+dealt with reaches it later, and follows in its tail.
 
-Invariant: of an id above `base`, the session knows whether it or a session merged into it has had the message, as long as the id
-is above `forgotten`.
+`base` is a stamp as an id (`id_floor`): ids up to it may belong to a session that is not merged yet, so late messages with such
+ids wait for it. That delays them if clocks differ, and loses nothing.
+
+Invariant: the session knows whether it or a session merged into it has had a message, unless the id is above `passed` and not
+above `forgotten` of its process.
 """
 
 from collections.abc import Collection, Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from shardbroker.cluster.messages import Held, Queued, Tail
 
-__all__ = ["SEEN_MAX", "Appended", "SeenIds", "append", "id_floor", "wins"]
+__all__ = ["ORIGINS_MAX", "SEEN_MAX", "Appended", "Passed", "SeenIds", "append", "id_floor", "origin_of", "wins"]
 
 ID_BITS = 64
-"""Bits of a message id below its stamp."""
+"""Bits of a message id below its stamp: process and sequence."""
+SEQUENCE_BITS = 16
+"""Bits of a message id below its process, which is a node and a number that its worker has drawn at its start."""
+ORIGIN_MASK = (1 << ID_BITS - SEQUENCE_BITS) - 1
+ORIGINS_MAX = 4096
+"""Processes in `passed` and `forgotten`, those with the latest messages: 23 nodes of 64 workers, and their predecessors."""
 
 SEEN_MAX = 10_000
 """Ids kept for a session: 160 KB; one message a millisecond for 10 s."""
@@ -40,13 +51,46 @@ def id_floor(stamp: int) -> int:
     return stamp << ID_BITS | (1 << ID_BITS) - 1 if stamp else 0
 
 
+def origin_of(message_id: int) -> int:
+    """Returns the process that took a message from its publisher: node and number, 48 bits."""
+    return message_id >> SEQUENCE_BITS & ORIGIN_MASK
+
+
+class Passed:
+    """The highest id of each process."""
+
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        self._highest: dict[int, int] = {}
+        for message_id in ids:
+            self.note(message_id)
+
+    def __len__(self) -> int:
+        return len(self._highest)
+
+    def __contains__(self, message_id: int) -> bool:
+        """Returns whether this id, or a higher one of its process, was noted."""
+        return message_id <= self._highest.get(origin_of(message_id), -1)
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self._highest.values()]
+
+    def note(self, message_id: int) -> None:
+        """Takes an id; the process without a new one for the longest time is forgotten above `ORIGINS_MAX`."""
+        origin = origin_of(message_id)
+        highest = max(message_id, self._highest.pop(origin, -1))
+        self._highest[origin] = highest
+        if len(self._highest) > ORIGINS_MAX:
+            del self._highest[next(iter(self._highest))]
+
+
 class SeenIds:
     """The ids of the messages that a session took, the latest ones."""
 
-    def __init__(self, floor: int, base: int = 0, ids: Iterable[int] = (), forgotten: int = 0) -> None:
-        self.floor, self.base = floor, base
-        self.forgotten = forgotten
-        """Ids up to here are not known any more: of QoS 2 they count as seen."""
+    def __init__(self, passed: Iterable[int] = (), base: int = 0, ids: Iterable[int] = (), forgotten: Iterable[int] = ()) -> None:
+        self.passed, self.base = Passed(passed), base
+        self.forgotten = Passed(forgotten)
+        """Ids up to these are not known any more: of QoS 2 they count as seen."""
         self._ids = dict.fromkeys(ids)
 
     def __len__(self) -> int:
@@ -61,7 +105,7 @@ class SeenIds:
 
     def take(self, message_id: int) -> bool:
         """Takes a message from a publisher; returns whether it is to be delivered."""
-        return message_id > self.floor and self.add(message_id)
+        return message_id not in self.passed and self.add(message_id)
 
     def add(self, message_id: int) -> bool:
         """Notes an id; returns False if it was known."""
@@ -69,21 +113,22 @@ class SeenIds:
             return False
         self._ids[message_id] = None
         if len(self._ids) > SEEN_MAX:
-            self.forget(sorted(self._ids)[SEEN_MAX // 10])
+            self.forget(SEEN_MAX // 10)
         return True
 
     def discard(self, message_id: int) -> None:
         """Forgets one id: its message is taken once more."""
         self._ids.pop(message_id, None)
 
-    def forget(self, up_to: int) -> None:
-        """Forgets ids up to one, for example of 10 s ago while all links are up."""
-        self.forgotten = max(self.forgotten, up_to)
-        self._ids = dict.fromkeys(number for number in self._ids if number > up_to)
+    def forget(self, count: int) -> None:
+        """Forgets the ids that were noted first."""
+        for message_id in [*islice(self._ids, count)]:
+            del self._ids[message_id]
+            self.forgotten.note(message_id)
 
     def knows(self, message: Queued) -> bool:
         """Returns whether a message of another session was taken."""
-        return message.id in self._ids or (message.qos == 2 and message.id <= self.forgotten)
+        return message.id in self._ids or (message.qos == 2 and message.id in self.forgotten)
 
 
 class Appended(NamedTuple):

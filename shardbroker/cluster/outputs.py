@@ -126,7 +126,7 @@ class Create(NamedTuple):
     key: Key
     name: str
     generation: int
-    floor: int                     # stamp: of `SeenIds`; 0: there is no other session of the key
+    base: int                      # stamp: of `SeenIds`; 0: there is no other session of the key
     clean: bool
 
 
@@ -143,7 +143,6 @@ class Import(NamedTuple):
     key: Key
     name: str
     generation: int
-    floor: int                     # stamp: of `SeenIds`
     parts: tuple[bytes, ...]
 
 

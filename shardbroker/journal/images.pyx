@@ -9,6 +9,8 @@ The records are those of session/image.pxd: first SESSION_SAVED, each message be
 follow records of later changes. Little-endian. A new kind of record or a new last field needs no new version.
 """
 
+from libc.stdint cimport int64_t, uint64_t
+
 from shardbroker.journal.buffer cimport RecordBuffer
 from shardbroker.journal.recorder cimport BufferRecorder
 from shardbroker.pubsub.message cimport Message
@@ -83,22 +85,25 @@ def write_image(Session session not None) -> bytes:
     return header[:4] + checksum.to_bytes(4, "little") + header[8:] + body
 
 
-def read_image(bytes data not None, WorkerContext context not None, key: int | None = None) -> Session:
+def read_image(bytes data not None, WorkerContext context not None, key: int | None = None, foreign_clock: bool = False) -> Session:
     """A session as it was when the image was written. Raises ImageError.
 
     context: whose settings, clock and counters the session is to use; nothing else of a worker is touched. The caller enters the session
-    and its subscriptions into the worker's tables, and records it. key: its number here; None: the one of the image.
+    and its subscriptions into the worker's tables, and records it. key: its number here; None: the one of the image. foreign_clock: the
+    image is of another machine, and was written at this moment: its times are moved by the difference of the clocks, so that what is
+    left until the session expires and its will is due stays the same.
     """
     time_ms, created_ms, items = _records(data)
+    cdef int64_t moved_ms = <int64_t>context.now_ms - <int64_t>time_ms if foreign_clock else 0
     cdef ImageReader reader = ImageReader.__new__(ImageReader)
     cdef Session session
     reader.context = context
-    reader.time_ms = time_ms
+    reader.time_ms = <uint64_t>(<int64_t>time_ms + moved_ms)
     try:
         _check(items)
         saved = items[0]
         session = reader.session = Session(context, saved[1] if key is None else key, saved[2])
-        session.created_ms = created_ms
+        session.created_ms = <uint64_t>(<int64_t>created_ms + moved_ms)
     except (MqttError, OverflowError, SchemaError) as error:
         raise ImageError(str(error)) from None
     try:
@@ -106,6 +111,10 @@ def read_image(bytes data not None, WorkerContext context not None, key: int | N
         _apply(reader, items)
         if reader.end_lost(session):
             raise ImageError("a delivery without its message")
+        if session.expires_at_ms:
+            session.expires_at_ms = <uint64_t>(<int64_t>session.expires_at_ms + moved_ms)
+        if session.will_at_ms:
+            session.will_at_ms = <uint64_t>(<int64_t>session.will_at_ms + moved_ms)
     except ImageError:
         session.end()                      # gauges go back
         raise

@@ -31,6 +31,11 @@ cdef inline int flags_of(Delivery* slot) noexcept:
     return slot.qos | (FLAG_RETAIN if slot.retain else 0)
 
 
+cdef bytes _packed(ids):
+    """Returns ids of messages as a field."""
+    return b"".join([one.to_bytes(16, "big") for one in ids])
+
+
 cdef class BufferRecorder(Recorder):
     """Records of sessions, written into `buffer`."""
 
@@ -164,7 +169,7 @@ cdef class BufferRecorder(Recorder):
             "clean_stamp": place.clean_stamp, "peer": place.peer, "granted": place.granted,
         }
         if seen is not None:
-            fields |= {name: getattr(seen, name).to_bytes(16, "big") for name in ("floor", "base", "forgotten")}
+            fields |= {"floor": _packed(seen.passed.ids), "base": _packed((seen.base,)), "forgotten": _packed(seen.forgotten.ids)}
             if place.merged:
                 fields["merged"] = b"".join([MERGED.pack(*one) for one in sorted(place.merged)])
         self.name(session)
@@ -173,8 +178,7 @@ cdef class BufferRecorder(Recorder):
             return 0
         ids = seen.ids
         for first in range(0, len(ids), SEEN_A_RECORD):
-            part = b"".join([one.to_bytes(16, "big") for one in ids[first:first + SEEN_A_RECORD]])
-            self.add(Kind.SEEN, {"session": session.key, "ids": part})
+            self.add(Kind.SEEN, {"session": session.key, "ids": _packed(ids[first:first + SEEN_A_RECORD])})
         return 0
 
 

@@ -57,8 +57,8 @@ def spooled_nodes(directory: Path, link: int) -> list[int]:
 
 
 class SyncThread:
-    """A thread for calls that wait for the disk; `bell` is an eventfd that is written after each. The thread has a descriptor of its own
-    for it: a call may last longer than the one that was given, whose number may then be that of another file."""
+    """A thread for calls that wait for the disk; `bell` is an eventfd that is written after each. The thread has a descriptor of
+    its own for it: a call may last longer than the one that was given, whose number may then be that of another file."""
 
     def __init__(self, bell: int) -> None:
         self._bell = os.dup(bell)

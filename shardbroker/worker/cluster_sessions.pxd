@@ -14,6 +14,7 @@ Invariants: a session of `Router.sessions` has a Place in state OWNED, and the c
 """
 from libc.stdint cimport uint64_t
 
+from shardbroker.session.place cimport Place
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.cluster_exclusive cimport ClusterExclusive
@@ -65,6 +66,7 @@ cdef class ClusterSessions(SessionClaims):
     cdef int create(self, object output) except -1
     cdef int import_session(self, object output) except -1
     cdef object enter_subscriptions(self, Session session)
+    cdef object seen_before(self, Place place)
     cdef object outgoing_bytes(self)
     cdef int enter(self, Session session) except -1
     cdef int leave(self, Session session) except -1

@@ -16,6 +16,7 @@ from shardbroker.worker.authorization cimport Authorization
 from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.login cimport Login
 from shardbroker.worker.packets.connect cimport admit
+from shardbroker.worker.passed_ids cimport PassedIds
 from shardbroker.worker.session_queues cimport empty_window, first_queued, hand_over, ids_of, queue_ids, remove_from_queue, without
 from shm.counters cimport SESSIONS_COUNT
 
@@ -25,9 +26,8 @@ from functools import partial
 import cbor2
 
 from shardbroker.cluster.claims import ACK_MS, Holding, SessionState
-from shardbroker.cluster.clock import stamp_of
 from shardbroker.cluster.faults import PeerFault
-from shardbroker.cluster.merge import SeenIds, append, id_floor
+from shardbroker.cluster.merge import Passed, SeenIds, append, id_floor
 from shardbroker.cluster.messages import Take
 from shardbroker.cluster.outputs import (
     Accepted, Bind, Create, EndSession, Export, Flow, Forget, Import, Kick, Merge, MovedAway, Rejected, Restore, Taken, ToNode,
@@ -41,7 +41,7 @@ from shardbroker.journal.images import ImageError, read_image, write_image
 from shardbroker.logs.phrases import log_line
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import encode_properties
-from shardbroker.worker.session_queues import decode_queued, decode_state, encode_state
+from shardbroker.worker.session_queues import SeenBefore, decode_queued, decode_state, encode_state
 
 __all__ = ["ClusterSessions"]
 
@@ -57,8 +57,6 @@ TOPIC_SHOWN = 200
 """Bytes of a topic in a log line."""
 STATES_MAX = 128 << 20
 """Bytes of sessions that wait for the journal on their way to other nodes: two of the largest size."""
-SKEW_MS = 1_000
-"""A session that may have a predecessor at a lost node takes messages of publishers whose clock is behind by so much."""
 FORGET_MS = 600_000
 """Ids of messages are noted for so long, counted from the grant of the session and from the moment at which all seeds were linked."""
 SWEEP_MS = 60_000
@@ -96,6 +94,7 @@ cdef class ClusterSessions(SessionClaims):
         self.to_sweep = []
         self.exclusive = ClusterExclusive(router, self.core, cluster, workers, self.run, self.post)
         router.claims = self
+        router.passed = PassedIds()        # recovery fills it
 
     def restore(self) -> None:
         """Takes the sessions that were recovered."""
@@ -460,7 +459,7 @@ cdef class ClusterSessions(SessionClaims):
     cdef int takes(self, Session session, Publication publication, int qos) except -1:
         cdef Place place = session.place
         cdef int taken = TAKEN if place.behind is None else TAKEN_BEHIND
-        if self.merging:
+        if self.merging or publication.stored:
             return TAKEN
         if place.state != OWNED:
             if qos == 0:
@@ -474,7 +473,7 @@ cdef class ClusterSessions(SessionClaims):
         if place.seen is None:
             if self.linked_ms or len(self.noting) >= NOTING_MAX:
                 return TAKEN
-            self.note_ids(session, SeenIds(0, 0, ids_of(session, True)))
+            self.note_ids(session, SeenIds((), 0, ids_of(session, True)))
             self.record(session)
         return taken if place.seen.take(seen_id(publication.id_high, publication.id_low)) else NOT_TAKEN
 
@@ -522,9 +521,8 @@ cdef class ClusterSessions(SessionClaims):
             self.end(session)
         session = self.router.create_session(client_id)
         session.place = Place(OWNED, output.generation)
-        if output.floor:
-            floor = id_floor(min(output.floor, stamp_of(now_ms - SKEW_MS)))
-            self.note_ids(session, SeenIds(floor, floor))
+        if output.base:
+            self.note_ids(session, SeenIds((), id_floor(output.base)))
         elif not self.linked_ms:
             session.place.watched = self.watching = True
         if output.clean:
@@ -541,9 +539,9 @@ cdef class ClusterSessions(SessionClaims):
         cdef Place place
         cdef uint64_t now_ms = self.router.now_ms
         try:
-            image, clean_stamp, base, forgotten, ids = decode_state(output.parts)
+            image, seen = decode_state(output.parts)
             self.router.next_key += 1
-            session = read_image(image, self.router, self.router.next_key)
+            session = read_image(image, self.router, self.router.next_key, True)
             if session.client_id != client_id:
                 session.end()
                 raise ImageError("it is that of another client id")
@@ -553,8 +551,8 @@ cdef class ClusterSessions(SessionClaims):
             return 0
         if old is not None:
             self.end(old)
-        place = session.place = Place(OWNED, output.generation, 0, clean_stamp)
-        self.note_ids(session, SeenIds(id_floor(output.floor), base, ids, forgotten))
+        place = session.place = Place(OWNED, output.generation, 0, seen.clean_stamp)
+        self.note_ids(session, SeenIds(seen.passed, seen.base, seen.ids, seen.forgotten))
         for one in ids_of(session, True):
             place.seen.add(one)
         place.behind = MQueue.__new__(MQueue)
@@ -566,7 +564,7 @@ cdef class ClusterSessions(SessionClaims):
         if session.logged:
             (<JournalRecorder>self.router.recorder).snapshot(session)
         self.perform(self.core.deliver(
-            self.core.claims.imported(output.key, session.key, clean_stamp, now_ms, now_ms), now_ms, now_ms))
+            self.core.claims.imported(output.key, session.key, seen.clean_stamp, now_ms, now_ms), now_ms, now_ms))
         if session.link is None and not session.ended:
             session.set_deadline()
         return 0
@@ -588,7 +586,7 @@ cdef class ClusterSessions(SessionClaims):
         cdef bint is_new = place.seen is None
         now_ms = self.router.now_ms
         if is_new:
-            self.note_ids(session, SeenIds(0, 0, ids_of(session, True)))
+            self.note_ids(session, SeenIds((), 0, ids_of(session, True)))
         if place.behind is not None:
             self.take_from_behind(session, tail)
         base, queue = place.seen.base, ids_of(session, False) if tail.delivered else ()
@@ -683,10 +681,7 @@ cdef class ClusterSessions(SessionClaims):
             self.router.publish_will(session)
         session.join_behind()
         place.given = ids_of(session, True)
-        seen = place.seen
-        ids = [] if seen is None else [one for one in seen.ids if one not in place.given]
-        parts = encode_state(
-            write_image(session), place.clean_stamp, 0 if seen is None else seen.base, 0 if seen is None else seen.forgotten, ids)
+        parts = encode_state(write_image(session), self.seen_before(place))
         place.state, place.peer, place.granted = MOVING, holding.peer, generation
         place.watch()
         self.leave(session)
@@ -698,6 +693,17 @@ cdef class ClusterSessions(SessionClaims):
             return 0
         self.perform(self.core.deliver(self.core.claims.exported(session.key, generation, parts), now_ms, now_ms))
         return 0
+
+    cdef object seen_before(self, Place place):
+        """Returns what the next node has to know about the messages that a session has had."""
+        cdef Publication last = Publication.__new__(Publication)
+        seen = place.seen or SeenIds()
+        self.router.stamp(last)
+        passed = Passed(seen.passed.ids)
+        for one in (*self.router.passed.ids(), seen_id(last.id_high, last.id_low)):
+            passed.note(one)
+        ids = [one for one in seen.ids if one not in place.given]
+        return SeenBefore(place.clean_stamp, seen.base, passed.ids, seen.forgotten.ids, ids)
 
     cdef object outgoing_bytes(self):
         return sum([len(getattr(message, "body", b"")) for _, _, message in self.outgoing])

@@ -243,6 +243,8 @@ cdef class Inlets:
                 if publication.client_id not in retries.unresolved:
                     lookups = []
                     entry = self.router.resolver.resolve(body, header.topic_size, lookups)
+        if self.router.passed is not None and not header.flags & FLAG_ORIGINATE:
+            self.router.passed.note(header.id_high, header.id_low)
         if self.router.watch and not header.flags & FLAG_ORIGINATE:
             self.router.watcher.arrived(self.draining_lane, publication)
         if header.kind == RECORD_SHARED:

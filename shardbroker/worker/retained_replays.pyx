@@ -71,6 +71,7 @@ cdef class RetainedReplays:
         found, cursor = self.store.scan(subscription.filter, cursor, min(BATCH, room), bytes_left, self.context.now_ms)
         self.moved = True
         publication = Publication.__new__(Publication)
+        publication.stored = True
         for stored in found:
             message = make_message(
                 stored.topic, stored.payload, stored.properties, stored.client_id, stored.message_id, stored.expires_ms, stored.qos,

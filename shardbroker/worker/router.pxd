@@ -21,6 +21,7 @@ from shardbroker.worker.features.lookups cimport DatabaseLookups
 from shardbroker.worker.features.replay cimport JournalReplays
 from shardbroker.worker.memory cimport MemoryWatch
 from shardbroker.worker.outlets cimport Outlets
+from shardbroker.worker.passed_ids cimport PassedIds
 from shardbroker.worker.reporter cimport Reporter
 from shardbroker.worker.resolver cimport TopicResolver
 from shardbroker.worker.retained_changes cimport RetainedChanges
@@ -51,6 +52,7 @@ cdef class Router(WorkerContext):
     cdef readonly DatabaseLookups lookups
     cdef Retries retries                   # accepted messages that wait
     cdef public SessionClaims claims       # None: sessions of this node are its own, and never move
+    cdef public PassedIds passed           # ids of messages that were dealt with, once there are claims; else None
     # Sessions
     cdef readonly dict sessions            # client id -> Session
     cdef dict by_key                       # session key -> Session
@@ -101,6 +103,7 @@ cdef class Router(WorkerContext):
     cdef int count_outdated(self) except -1
     cdef bint publish_delayed(self, Deferred deferred) except -1
     cdef int stamp(self, Publication publication) noexcept
+    cdef Message stamped_again(self, Message message)
     cdef int deliver_shared(self, tuple group, Publication publication, Session publisher, uint8_t attempts, tuple failed) except -1
     cdef bint deliver_to_member(self, bytes group, bytes filter, uint64_t member, Publication publication) except -1
     # Whether a message of `size` bytes for these can be taken: by the disk, and by every ring that it has to go into.

@@ -1,6 +1,5 @@
 """The protocol core of one worker; see router.pxd."""
 
-import os
 import random
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -81,7 +80,8 @@ cdef class Router(WorkerContext):
         self.announce_events(settings)
         # Keys are unique on the node and differ from those of a worker that died: worker | start second | count.
         self.next_key = ((<uint64_t>number_of(own_destination) & 0xFFFF) << 52) | ((now_ms // 1000 & 0xFFFFFFFF) << 20)
-        self.id_low_base = ((<uint64_t>node_id & 0xFFFF) << 48) | ((<uint64_t>os.getpid() & 0xFFFFFFFF) << 16)
+        # A number by chance: a process identifier would come again in a container, whose clock may have been set back meanwhile.
+        self.id_low_base = ((<uint64_t>node_id & 0xFFFF) << 48) | (<uint64_t>random.SystemRandom().getrandbits(32) << 16)
 
     cdef int set_outlets(self, Outlets outlets) except -1:
         self.outlets = self.resolver.outlets = self.retaining.outlets = outlets
@@ -359,7 +359,17 @@ cdef class Router(WorkerContext):
     cdef int messages_due(self) except -1:
         return self.retries.take_due()
 
+    cdef Message stamped_again(self, Message message):
+        """Returns a copy with an id of this moment."""
+        cdef Publication stamped = Publication.__new__(Publication)
+        self.stamp(stamped)
+        id = stamped.id_high.to_bytes(8, "big") + stamped.id_low.to_bytes(8, "big")
+        return make_message(
+            message.topic, message.payload, message.properties, message.client_id, id, message.expires_ms, message.qos, message.retain,
+            message.payload_format, 0)
+
     cdef bint publish_delayed(self, Deferred deferred) except -1:
+        cdef Message message
         if not self.retries.delays.has(deferred):
             return True                    # deleted since it was due
         if is_own(deferred.message.block, deferred.message.topic_size):
@@ -367,8 +377,11 @@ cdef class Router(WorkerContext):
         elif deferred.message.expires_ms and deferred.message.expires_ms <= self.now_ms:
             self.count(DELIVERY_DROPPED)
             self.count(DELIVERY_DROPPED_EXPIRED)
-        elif not self.try_publish(deferred.message, self.sessions.get(deferred.message.client_id), deferred.lookups):
-            return False
+        else:
+            # A session that has moved meanwhile would take an id of then for one that its former node has dealt with.
+            message = deferred.message if self.passed is None else self.stamped_again(deferred.message)
+            if not self.try_publish(message, self.sessions.get(deferred.message.client_id), deferred.lookups):
+                return False
         self.retries.delays.remove(deferred)
         return True
 

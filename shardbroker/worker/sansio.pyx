@@ -147,6 +147,8 @@ cdef class SansIoRouter(Router):
         cdef TopicEntry entry
         message, share, member, attempts = record
         publication.borrow(<Message>message)
+        if self.passed is not None:
+            self.passed.note(publication.id_high, publication.id_low)
         entry = self.resolver.resolve(publication.topic, publication.topic_size, None)
         if share is None:
             self.deliver_locally(entry, publication, None)

@@ -12,6 +12,7 @@ from shardbroker.session.place cimport message_id, seen_id
 from shm.counters cimport INFLIGHT_COUNT, MQUEUE_COUNT
 
 from struct import Struct
+from typing import NamedTuple
 
 from shardbroker.cluster.claims import TAIL_BYTES
 from shardbroker.cluster.messages import Queued
@@ -21,16 +22,16 @@ from shardbroker.journal.schema import Kind, SchemaError, check_fields, decode_i
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_name
 
-__all__ = ["decode_queued", "decode_state", "encode_queued", "encode_state"]
+__all__ = ["SeenBefore", "decode_queued", "decode_state", "encode_queued", "encode_state"]
 
 HIGHEST_PRIORITY = 256
 """Of a queue: what was sent before the others is sent again before them."""
 MOST_LEVELS = 65535
 """Of a topic: the limit of a listener applied when it was published."""
 SEEN_IDS_MAX = 20_000
-"""Ids in one STATE: twice SEEN_MAX, as a later version may keep more."""
-_STATE = Struct("<BxxxIQ16s16s")
-_STATE_VERSION = 1
+"""Ids of one kind in a STATE: twice SEEN_MAX, as a later version may keep more."""
+_STATE = Struct("<BxxxIIIQ16s")
+_STATE_VERSION = 2
 _ID_BYTES = 16
 
 
@@ -217,28 +218,42 @@ def decode_queued(queued) -> tuple:
 # --- STATE -----------------------------------------------------------------------------------------------------------------
 
 
-def encode_state(image: bytes, clean_stamp: int, base: int, forgotten: int, ids: list[int]) -> list[bytes] | None:
+class SeenBefore(NamedTuple):
+    """What a session has had at its former node: see SeenIds."""
+
+    clean_stamp: int
+    base: int
+    passed: list[int]
+    forgotten: list[int]
+    ids: list[int]
+
+
+def encode_state(image: bytes, seen: SeenBefore) -> list[bytes] | None:
     """Returns the parts of a session: what it has seen, and its image (journal/images.pyx). None: it is too large to move."""
-    head = _STATE.pack(_STATE_VERSION, len(ids), clean_stamp, base.to_bytes(_ID_BYTES, "little"), forgotten.to_bytes(_ID_BYTES, "little"))
-    state = head + b"".join([one.to_bytes(_ID_BYTES, "little") for one in ids]) + image
+    counts = len(seen.ids), len(seen.passed), len(seen.forgotten)
+    head = _STATE.pack(_STATE_VERSION, *counts, seen.clean_stamp, seen.base.to_bytes(_ID_BYTES, "little"))
+    state = head + b"".join([one.to_bytes(_ID_BYTES, "little") for one in (*seen.ids, *seen.passed, *seen.forgotten)]) + image
     if len(state) > STATE_BYTES_MAX:
         return None
     return [state[first:first + PART_BYTES_MAX] for first in range(0, len(state), PART_BYTES_MAX)]
 
 
-def decode_state(parts) -> tuple[bytes, int, int, int, list[int]]:
-    """Returns image, clean stamp, `base`, `forgotten` and ids. Raises ImageError."""
+def decode_state(parts) -> tuple[bytes, SeenBefore]:
+    """Returns the image, and what the session has had. Raises ImageError."""
     state = b"".join(parts)
     if len(state) < _STATE.size:
         raise ImageError(f"state: must have at least {_STATE.size} bytes, got {len(state)}")
-    version, count, clean_stamp, base, forgotten = _STATE.unpack_from(state)
+    version, count, passed, forgotten, clean_stamp, base = _STATE.unpack_from(state)
     start = _STATE.size
-    end = start + count * _ID_BYTES
+    end = start + (count + passed + forgotten) * _ID_BYTES
     if version != _STATE_VERSION:
         raise ImageError(f"state: must have version {_STATE_VERSION}, got {version}")
-    if count > SEEN_IDS_MAX or end > len(state):
-        raise ImageError(f"state: must have at most {SEEN_IDS_MAX} ids within {len(state)} bytes, got {count}")
+    if max(count, passed, forgotten) > SEEN_IDS_MAX or end > len(state):
+        raise ImageError(
+            f"state: must have at most {SEEN_IDS_MAX} ids of a kind within {len(state)} bytes, got {count}, {passed} and {forgotten}")
     if clean_stamp >> 63:
         raise ImageError(f"state: must have a clean stamp below 2**63, got {clean_stamp}")
     ids = [int.from_bytes(state[at:at + _ID_BYTES], "little") for at in range(start, end, _ID_BYTES)]
-    return state[end:], clean_stamp, int.from_bytes(base, "little"), int.from_bytes(forgotten, "little"), ids
+    seen = SeenBefore(
+        clean_stamp, int.from_bytes(base, "little"), ids[count:count + passed], ids[count + passed:], ids[:count])
+    return state[end:], seen

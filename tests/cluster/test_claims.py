@@ -10,7 +10,7 @@ from shardbroker.cluster.claims import Claims, ClaimSettings, Holding, SessionSt
 from shardbroker.cluster.clock import HybridClock
 from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.leaving import Leaving
-from shardbroker.cluster.merge import SEEN_MAX, SeenIds, append, id_floor, wins
+from shardbroker.cluster.merge import ORIGINS_MAX, SEEN_MAX, Passed, SeenIds, append, id_floor, wins
 from shardbroker.cluster.messages import (
     Announce,
     Claim,
@@ -232,7 +232,7 @@ def test_a_holder_that_does_not_answer() -> None:
     node = Node()
     node.granted(OTHER)
     [output] = node.after(module.TAKE_MS)
-    assert isinstance(output, Create) and output.floor > 0
+    assert isinstance(output, Create) and output.base > 0
 
 
 @pytest.mark.parametrize(
@@ -743,7 +743,7 @@ def test_which_session_stays() -> None:
 
 
 def test_a_merge_appends_what_is_new_in_the_order_of_ids() -> None:
-    seen = SeenIds(floor=10, base=10)
+    seen = SeenIds(passed=(10,), base=10)
     assert not seen.take(10)
     assert seen.take(20)
     assert not seen.take(20)
@@ -758,8 +758,35 @@ def test_a_merge_appends_what_is_new_in_the_order_of_ids() -> None:
     assert result is not None and result.fresh == ()
 
 
+def test_what_an_earlier_node_has_dealt_with_is_known_for_each_process() -> None:
+    """Clocks of processes may differ by days, so ids of one say nothing about those of another."""
+    behind, ahead = 1 << 70 | 1 << 48, 1 << 90 | 2 << 48
+    seen = SeenIds(passed=(ahead + 5, behind + 5))
+    assert not seen.take(ahead + 5) and not seen.take(ahead + 4) and not seen.take(behind + 5)
+    assert seen.take(behind + 6) and not seen.take(behind + 6)
+    assert seen.take(1 << 60 | 3 << 48), "of a process that the earlier node has had nothing of"
+
+
+def test_the_processes_are_bounded() -> None:
+    passed = Passed(number << 16 for number in range(ORIGINS_MAX))
+    passed.note(1 << 16 | 5)
+    passed.note(ORIGINS_MAX << 16)
+    assert len(passed) == ORIGINS_MAX
+    assert 1 << 16 | 5 in passed and 0 not in passed and 2 << 16 in passed
+
+
+def test_ids_of_one_process_are_forgotten_without_those_of_another() -> None:
+    """Else messages of a node whose clock is behind would count as seen."""
+    ahead, behind = 1 << 90 | 2 << 48, 1 << 70 | 1 << 48
+    seen = SeenIds()
+    for number in range(SEEN_MAX + 1):
+        seen.take(ahead + number)
+    assert seen.knows(Queued(ahead, b"t", 2))
+    assert not seen.knows(Queued(behind, b"t", 2))
+
+
 def test_seen_ids_are_bounded() -> None:
-    seen = SeenIds(0)
+    seen = SeenIds()
     for number in range(1, SEEN_MAX + 2):
         seen.take(number)
     assert len(seen) <= SEEN_MAX

@@ -9,8 +9,9 @@ import pytest
 
 from shardbroker.cluster import rlog
 from shardbroker.cluster.messages import Route
+from tests.cluster.sim.clocks import ClocksCluster
 from tests.cluster.sim.cluster import Cluster, run
-from tests.cluster.sim.mutants import MUTANTS, SESSION_MUTANTS, SPLIT_MUTANTS, mutated
+from tests.cluster.sim.mutants import CLOCK_MUTANTS, MUTANTS, SESSION_MUTANTS, SPLIT_MUTANTS, mutated
 from tests.cluster.sim.sessions import RoamingCluster, RoamingNode
 from tests.cluster.sim.splits import LongQueuesCluster, SplitsCluster
 from tests.cluster.sim.workers import WorkersCluster
@@ -122,7 +123,7 @@ SESSIONS_NOT_FOUND = {
     "registrar forgets fencing",
     "claimant forgets fencing",
     "TAKE ignores the generation",
-    "import without floor",
+    "import that takes what its earlier node has had",
 }
 """Mutants that 20 seeds do not find yet; test_registry.py and test_claims.py find them."""
 
@@ -202,5 +203,30 @@ def test_a_mutant_of_splits_is_found(name: str) -> None:
             try:
                 run(seed, ROAMING, SPLIT_STEPS, SplitsCluster)
             except (AssertionError, KeyError):
+                return
+    pytest.fail(f"{name}: not found within {SEEDS_FOR_A_MUTANT} seeds")
+
+
+# --- clocks ----------------------------------------------------------------------------------------------------------------
+
+CLOCK_STEPS = 400
+CLOCK_FIRST = 7
+"""Of the seeds for mutants: a seed takes some seconds, and this one finds a floor by the clock."""
+
+
+@pytest.mark.parametrize("seed", [1, CLOCK_FIRST])
+def test_clocks_that_are_wrong_by_minutes_to_days(seed: int) -> None:
+    one = run(seed, ROAMING, CLOCK_STEPS, ClocksCluster)
+    assert isinstance(one, ClocksCluster)
+    assert one.jumps and one.takeovers > 20
+
+
+@pytest.mark.parametrize("name", sorted(CLOCK_MUTANTS))
+def test_a_mutant_of_clocks_is_found(name: str) -> None:
+    with mutated(name):
+        for seed in range(CLOCK_FIRST, CLOCK_FIRST + SEEDS_FOR_A_MUTANT):
+            try:
+                run(seed, ROAMING, CLOCK_STEPS, ClocksCluster)
+            except AssertionError:
                 return
     pytest.fail(f"{name}: not found within {SEEDS_FOR_A_MUTANT} seeds")

@@ -16,7 +16,7 @@ from shardbroker.hooks.registry import PRIORITY, Callback
 from shardbroker.journal.images import ImageError
 from shardbroker.worker.cluster_sessions import FORGET_MS
 from shardbroker.worker.hook_dispatch import HookDispatcher
-from shardbroker.worker.session_queues import SEEN_IDS_MAX, decode_queued, decode_state, encode_queued, encode_state
+from shardbroker.worker.session_queues import SEEN_IDS_MAX, SeenBefore, decode_queued, decode_state, encode_queued, encode_state
 from shm.counters import Counter
 from tests.cluster.workers import Net, Session
 from tests.harness import wire
@@ -374,6 +374,82 @@ def test_ids_are_forgotten_once_there_can_be_no_other_session(net: Net) -> None:
     assert new.drain() == [b"x"]
 
 
+MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+
+
+@pytest.mark.parametrize("skew_ms", [-3 * DAY_MS, -HOUR_MS, -2 * MINUTE_MS, 2 * MINUTE_MS, HOUR_MS, 3 * DAY_MS])
+@pytest.mark.parametrize("wrong", [1, 2, 3])
+def test_clocks_that_differ_lose_nothing(tmp_path: Path, wrong: int, skew_ms: int) -> None:
+    """Former node, new node or node of the publisher: a message is delivered once, however long after the move it is published."""
+    net = Net(tmp_path, 3, skews_ms={wrong: skew_ms})
+    old = net.nodes[1].connect("c")
+    old.subscribe("t", 2)
+    publishers = {number: node.connect(f"publisher-{number}") for number, node in net.nodes.items()}
+    sent: list[bytes] = []
+
+    def publish() -> None:
+        for number, publisher in publishers.items():
+            for qos in (1, 2):
+                sent.append(b"%d %d" % (number, len(sent)))
+                publisher.publish("t", sent[-1], qos)
+
+    publish()
+    received = old.drain()
+    old.channel.receive(wire.disconnect())
+    publish()
+    new = net.nodes[2].connect("c")
+    assert new.connack() == (True, 0)
+    for pause_ms in (0, FORWARD_MS // 2, FORWARD_MS, MINUTE_MS, 5 * MINUTE_MS):
+        net.run(pause_ms)
+        publish()
+        received += new.drain()
+    assert sorted(received) == sorted(sent)
+    assert not net.errors()
+
+
+@pytest.mark.parametrize("skew_ms", [-HOUR_MS, -2_000, 2_000, HOUR_MS])
+def test_a_session_that_is_new_while_a_node_is_lost_misses_nothing_of_a_clock_that_is_behind(tmp_path: Path, skew_ms: int) -> None:
+    net = Net(tmp_path, 3, skews_ms={3: skew_ms})
+    net.nodes[1].connect("c").subscribe("t", 2)
+    net.split(1, 2)
+    net.split(1, 3)
+    new = net.nodes[2].connect("c")
+    net.run(6_000)
+    assert new.connack() == (False, 0)
+    new.subscribe("t", 2)
+    net.nodes[3].connect("publisher").publish("t", b"x", 2)
+    net.run()
+    assert new.drain() == [b"x"]
+    assert not net.errors()
+
+
+def test_a_delayed_message_that_is_older_than_the_move_is_delivered(net: Net) -> None:
+    """Its id would be one that the former node has dealt with."""
+    net.nodes[1].connect("c").subscribe("t", 2)
+    publisher = net.nodes[1].connect("publisher")
+    publisher.publish("$delayed/90/t", b"late", 1)
+    publisher.publish("t", b"at once", 1)
+    new = net.nodes[2].connect("c")
+    assert new.drain() == [b"at once"]
+    net.run(95_000)
+    assert new.drain() == [b"late"]
+
+
+def test_a_will_that_is_delayed_moves_with_what_is_left_of_its_delay(tmp_path: Path) -> None:
+    net = Net(tmp_path, skews_ms={1: -HOUR_MS})
+    watcher = net.nodes[2].connect("watcher")
+    watcher.subscribe("w", 1)
+    will = wire.Will("w", b"gone", qos=1, properties={"will_delay_interval": 60})
+    net.nodes[1].connect("c", will=will)
+    new = net.nodes[2].connect("c", will=will)
+    net.nodes[2].router.cut(new.channel)
+    net.run(50_000)
+    assert watcher.drain() == []
+    net.run(15_000)
+    assert watcher.drain() == [b"gone"]
+    assert not net.errors()
+
+
 def test_a_damaged_image_ends_nothing_but_itself(net: Net) -> None:
     old = net.nodes[1].connect("c")
     old.subscribe("t", 2)
@@ -442,9 +518,10 @@ def test_claims_takeovers_and_merges_are_counted(net: Net) -> None:
 
 def encoded() -> list[bytes]:
     ids = [1 << 64 | number for number in range(5)]
-    parts = encode_state(b"image", 7, 1 << 64, 3, ids)
+    seen = SeenBefore(7, 1 << 64, [9, 10], [3], ids)
+    parts = encode_state(b"image", seen)
     assert parts is not None
-    assert decode_state(parts) == (b"image", 7, 1 << 64, 3, ids)
+    assert decode_state(parts) == (b"image", seen)
     return parts
 
 
@@ -458,12 +535,13 @@ def test_a_state_that_is_cut_or_changed_is_refused_or_has_another_image() -> Non
         damaged = bytearray(state)
         damaged[rng.randrange(len(state))] = rng.randrange(256)
         with suppress(ImageError):
-            assert len(decode_state([bytes(damaged)])[4]) <= SEEN_IDS_MAX
+            assert len(decode_state([bytes(damaged)])[1].ids) <= SEEN_IDS_MAX
 
 
 def test_a_state_that_is_too_large_does_not_move() -> None:
-    assert encode_state(bytes(STATE_BYTES_MAX), 0, 0, 0, []) is None
-    parts = encode_state(bytes(PART_BYTES_MAX), 0, 0, 0, [])
+    nothing = SeenBefore(0, 0, [], [], [])
+    assert encode_state(bytes(STATE_BYTES_MAX), nothing) is None
+    parts = encode_state(bytes(PART_BYTES_MAX), nothing)
     assert parts is not None and [len(part) <= PART_BYTES_MAX for part in parts] == [True, True]
 
 

@@ -2,7 +2,7 @@
 processes."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from zlib import crc32
@@ -70,7 +70,7 @@ class Node:
 
     def __init__(self, net: "Net", number: int, directory: Path, first: int = 1) -> None:
         self.net, self.number, self.first = net, number, first
-        self.router = LoggingRouter(net.settings, net.routes, number, net.now_ms, seed=1, node_id=number)
+        self.router = LoggingRouter(net.settings, net.routes, number, self.clock_ms(), seed=1, node_id=number)
         self.router.lines = []
         self.clock = HybridClock()
         self.link = Link(net, number)
@@ -84,13 +84,16 @@ class Node:
     def _core(self, queues: LateQueues) -> NodeSessions:
         return NodeSessions(self.number, queues, self.clock, partial(ClaimSettings, self.net.lost_session), number=self.first)
 
+    def clock_ms(self) -> int:
+        return self.net.now_ms + self.net.skews_ms.get(self.number, 0)
+
     def connect(self, name: str, clean: bool = False, expiry: int = 300, will: wire.Will | None = None) -> "Session":
         return Session(self, name, clean, expiry, will)
 
     def step(self) -> None:
         self.sessions.receive()
         self.sessions.due()
-        self.router.advance(self.net.now_ms)
+        self.router.advance(self.clock_ms())
         self.sessions.flush()
 
 
@@ -157,11 +160,15 @@ class Session:
 class Net:
     """Nodes, the links between them, and time."""
 
-    def __init__(self, directory: Path, count: int = 2, lost_session: str = "new") -> None:
+    def __init__(
+        self, directory: Path, count: int = 2, lost_session: str = "new", skews_ms: Mapping[int, int] | None = None
+    ) -> None:
         self.settings = load(None, {}, ["mqtt.exclusive_subscription=true"]).settings
         self.routes = MemoryRoutes()
         self.now_ms = NOW_MS
         self.lost_session = lost_session
+        self.skews_ms = skews_ms or {}
+        """By which the clocks of nodes are wrong."""
         self.cut: set[frozenset[int]] = set()
         self.epoch = 0
         self.sent: list[tuple[int, int, SessionMessage]] = []

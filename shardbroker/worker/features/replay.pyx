@@ -220,6 +220,7 @@ cdef class JournalReplays:
             self.running[number] = self.running.pop(number)    # behind those that this step may be too short for
             if publication is None:
                 publication = Publication.__new__(Publication)
+                publication.stored = True
             try:
                 self.deliver_some(replay, session, publication)
             except Exception as error:     # the client connects again, and resumes at the position

@@ -29,6 +29,12 @@ OF_SESSIONS = frozenset(int(kind) for kind, fields in FIELDS.items() if fields[0
 ENDED, MOVED = int(Kind.SESSION_ENDED), int(EndReason.MOVED)
 
 
+cdef list unpacked(bytes ids):
+    """Returns the ids of messages in a field."""
+    cdef Py_ssize_t at
+    return [int.from_bytes(ids[at:at + ID_BYTES], "big") for at in range(0, len(ids), ID_BYTES)]
+
+
 cdef class Replay(SessionReader):
     """worker: one that does not serve yet, and writes no journal. owns: client id -> whether the session is this worker's.
     division: number of the division by which the journals were written last, 0 if that is unknown."""
@@ -201,6 +207,11 @@ cdef class Replay(SessionReader):
 
     # --- cluster --------------------------------------------------------------------------------------------------------------
 
+    def on_message(self, list item) -> None:
+        SessionReader.on_message(self, item)
+        if self.router.passed is not None:
+            self.router.passed.add(item[1])
+
     def on_placed(self, list item) -> None:
         cdef Session session = self.session_of(item)
         cdef Place place
@@ -208,8 +219,8 @@ cdef class Replay(SessionReader):
             return
         seen = None
         if field_or_none(item, 8) is not None:
-            floor, base, forgotten = [int.from_bytes(bytes_field(item, at), "big") for at in (8, 9, 10)]
-            seen = SeenIds(floor, base, (), forgotten)
+            passed, base, forgotten = [unpacked(bytes_field(item, at)) for at in (8, 9, 10)]
+            seen = SeenIds(passed, max(base, default=0), (), forgotten)
         merged = frozenset(MERGED.iter_unpack(field_or_none(item, 11) or b""))
         place = self.places[item[1]] = Place(item[2], item[3], item[4], item[5], item[6], item[7], seen, merged)
         if session is None:
@@ -222,12 +233,10 @@ cdef class Replay(SessionReader):
 
     def on_seen(self, list item) -> None:
         cdef Place place = self.places.get(item[1])
-        cdef bytes ids = item[2]
-        cdef Py_ssize_t at
         if place is None or place.seen is None or (self.homes is not None and self.homes.get(item[1]) != self.source):
             return
-        for at in range(0, len(ids), ID_BYTES):
-            place.seen.add(int.from_bytes(ids[at:at + ID_BYTES], "big"))
+        for one in unpacked(item[2]):
+            place.seen.add(one)
 
     cdef int add_subscription(self, Session session, Subscription subscription) except -1:
         return self.router.subscriptions.subscribe(session, subscription)

@@ -181,7 +181,7 @@ def test_entries_are_synced_by_a_thread(tmp_path: Path, lane: Lane) -> None:
 
 
 def test_a_call_that_outlasts_its_bell_writes_to_no_other_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when a disk does not answer within the time of a stop: the descriptor is closed, and its number is that of another file."""
+    """As when a disk does not answer within the time of a stop: the descriptor is closed, and another file has its number."""
     failed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
     bell = os.eventfd(0)

@@ -63,6 +63,22 @@ def test_a_session_moves_to_the_node_of_its_client(nodes: Nodes, worker: int) ->
         assert f'shardbroker_cluster_claims{{worker="{worker}",result="granted"}}' in metrics
 
 
+def test_a_session_that_has_moved_receives_retained_messages_that_are_older_or_known(nodes: Nodes) -> None:
+    """They are sent because of a subscription: what the session has had of publishers does not matter."""
+    with ExitStack() as stack:
+        publisher = client(stack, nodes, 2, "publisher")
+        publisher.publish("r/before", b"before", qos=1, retain=True)
+        client(stack, nodes, 1, "c").subscribe("t/#", 1)
+        second = client(stack, nodes, 2, "c")
+        assert present(second)
+        second.subscribe("r/#", 1)
+        second.expect_messages(b"before")
+        publisher.publish("r/after", b"after", qos=1, retain=True)
+        second.expect_messages(b"after")
+        second.subscribe("r/after", 1)
+        second.expect_messages(b"after")
+
+
 def test_a_clean_start_ends_the_session_at_the_other_node(nodes: Nodes) -> None:
     with ExitStack() as stack:
         first = client(stack, nodes, 1, "c")

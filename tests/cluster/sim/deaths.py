@@ -22,7 +22,7 @@ CONNECT_MS = 2_000
 AGAIN_MS = ACK_MS + ASK_MS + 500
 """From the death of the new node to the session at the old one: STATE_ACK is late, the question has no answer, a tick each."""
 START_MS = 14_000
-"""Until all seeds have been linked for so long that a session needs no floor."""
+"""Until all seeds have been linked for so long that a new session is known to be the only one."""
 QUEUE = 12
 
 

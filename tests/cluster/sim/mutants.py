@@ -6,8 +6,9 @@ from typing import Any
 from unittest.mock import patch
 
 from shardbroker.cluster.claims import Claims, SessionState
+from shardbroker.cluster.clock import stamp_of
 from shardbroker.cluster.inbound import Inbound, StreamPositions, _ReceiveStream
-from shardbroker.cluster.merge import Appended, SeenIds, append
+from shardbroker.cluster.merge import Appended, SeenIds, append, id_floor
 from shardbroker.cluster.messages import Message, RouteAck
 from shardbroker.cluster.outbound import Outbound, _SendStream
 from shardbroker.cluster.outputs import Taken
@@ -16,7 +17,7 @@ from shardbroker.cluster.rlog import RouteReceiver, RouteSender
 from shardbroker.cluster.signals import Signals
 from tests.cluster.sim import sessions
 
-__all__ = ["MUTANTS", "SESSION_MUTANTS", "SPLIT_MUTANTS", "mutated"]
+__all__ = ["CLOCK_MUTANTS", "MUTANTS", "SESSION_MUTANTS", "SPLIT_MUTANTS", "mutated"]
 
 
 def _take_everything(self: StreamPositions, origin: int, identity: int, position: int) -> bool:
@@ -215,9 +216,26 @@ def _without_delivered(seen: Any, queue: Any, tail: Any, is_settled: bool) -> An
     return append(seen, queue, tail._replace(delivered=()), is_settled)
 
 
-def _no_floor(seen: SeenIds, message_id: int) -> bool:
+def _nothing_passed(seen: SeenIds, message_id: int) -> bool:
     """An imported session that takes messages which its earlier node has had."""
     return seen.add(message_id)
+
+
+_import = sessions.RoamingNode.import_
+_take = SeenIds.take
+
+
+def _import_with_a_stamp(self: sessions.RoamingNode, output: Any) -> None:
+    """A session that notes by the clock of its node when it was imported."""
+    _import(self, output)
+    for copy in self.copies.values():
+        if copy.key == output.key and copy.generation == output.generation:
+            copy.seen.floor = id_floor(stamp_of(self.clock_ms()))  # type: ignore[attr-defined]
+
+
+def _take_above_a_stamp(seen: SeenIds, message_id: int) -> bool:
+    """An imported session that leaves out what was published before its import by the clocks."""
+    return message_id > getattr(seen, "floor", 0) and _take(seen, message_id)
 
 
 def _revoke_nothing(self: Claims, revoke: Any, now_ms: int) -> list[Any]:
@@ -256,7 +274,7 @@ SESSION_MUTANTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "MOVED before STATE_ACK": [(Claims, "exported", _moved_at_once)],
     "merge without the seen ids": [(sessions, "append", _append_everything)],
     "merge without the delivered ids": [(sessions, "append", _without_delivered)],
-    "import without floor": [(SeenIds, "take", _no_floor)],
+    "import that takes what its earlier node has had": [(SeenIds, "take", _nothing_passed)],
     "REVOKE ignored": [(Claims, "_on_revoke", _revoke_nothing)],
     "late messages of a session that has moved are dropped": [(Claims, "_tail", _drop_late)],
     "claimant forgets fencing": [(Claims, "_void", _void_nothing)],
@@ -264,10 +282,19 @@ SESSION_MUTANTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
 """Mistakes of the cores of sessions, which runs with `RoamingCluster` have to find."""
 
 
+CLOCK_MUTANTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
+    "import with a floor by the clock": [
+        (sessions.RoamingNode, "import_", _import_with_a_stamp),
+        (SeenIds, "take", _take_above_a_stamp),
+    ],
+}
+"""Mistakes which runs with `ClocksCluster` have to find."""
+
+
 @contextmanager
 def mutated(name: str) -> Iterator[None]:
     """Applies a mutant for the duration of a block."""
-    patches = [patch.object(*one) for one in {**MUTANTS, **SESSION_MUTANTS, **SPLIT_MUTANTS}[name]]
+    patches = [patch.object(*one) for one in {**MUTANTS, **SESSION_MUTANTS, **SPLIT_MUTANTS, **CLOCK_MUTANTS}[name]]
     for one in patches:
         one.start()
     try:

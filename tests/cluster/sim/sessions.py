@@ -20,9 +20,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from shardbroker.cluster.claims import ClaimSettings, Holding, SessionState
-from shardbroker.cluster.clock import HybridClock
+from shardbroker.cluster.clock import HybridClock, stamp_of
 from shardbroker.cluster.handshake import cluster_uuid
-from shardbroker.cluster.merge import SeenIds, append, id_floor
+from shardbroker.cluster.merge import Passed, SeenIds, append, id_floor
 from shardbroker.cluster.messages import Key, Queued, Route, Tail
 from shardbroker.cluster.outbound import Level
 from shardbroker.cluster.outputs import (
@@ -58,7 +58,7 @@ AGREED_MS = 5_000
 """From the moment at which all nodes have the same member set to one session per id."""
 STORE_US = 3_000
 PARTS_MAX = 3
-ID_BITS = 64
+ID_BITS, ORIGIN_BITS, SEQUENCE_BITS = 64, 48, 16
 COPY = "~"
 """Begins the names of sessions that move, in the journal."""
 
@@ -95,6 +95,8 @@ class Copy:
     parent: int = 0
     heir: int = 0
     merged: frozenset[tuple[int, int]] = frozenset()
+    voids: int = 0
+    """`Client.voids` when it began."""
     digest: bytes | None = None
     """Member set of the grant by which it is owned; None: provisional, restored, or its holder was lost."""
 
@@ -115,9 +117,13 @@ class Client:
     clean: bool = False
     received: dict[int, list[int]] = field(default_factory=dict)
     """Messages to the lineages of the sessions from which it got them."""
-    void_ids: int = 0
+    voids: int = 0
+    """Clean starts, each of which voids the sessions before it."""
     void_before: int = 0
     """Messages below this number need not reach it: its session was ended."""
+    void_ids: int = 0
+    """Likewise ids up to this one, if the last clean start was beside another session: which of two sessions on two sides of a
+    split was there first is known by their clocks only."""
 
 
 @dataclass
@@ -150,6 +156,9 @@ class RoamingNode(Node):
     def recover(self) -> None:
         super().recover()
         self.copies = {}
+        # As in a worker: its clock is that of its start and the monotonic one, and it draws a number.
+        self.id_offset_ms, self.id_process, self.id_sequence = self.skew_ms, self.rng.getrandbits(32), 0
+        self.passed = [Passed() for _ in range(WORKERS)]
         self.routed: list[tuple[Key, int]] = []
         self.view_us = 0
         for journal in self.journals:
@@ -194,6 +203,8 @@ class RoamingNode(Node):
                 message_id = self.cluster.ids[value]
                 copy.seen.add(message_id)
                 copy.queue[message_id] = value
+            if copy is not None:
+                self.passed[copy.worker].note(self.cluster.ids[value])
             return
         match value:
             case ("create", state):
@@ -320,7 +331,7 @@ class RoamingNode(Node):
                 case EndSession(uid) | Forget(uid):
                     if isinstance(output, EndSession):
                         self.cluster.kicked(self, self.copies[uid].client)
-                        self.cluster.void(self.copies[uid].client, id_floor(self.clock.now(self.clock_ms())))
+                        self.cluster.void(self.copies[uid].client, id_floor(self.clock.now(self.clock_ms())), self.copies[uid])
                     self.end(self.copies[uid])
                 case Bind(uid, node_id):
                     self.write(self.copies[uid], "bound", uid, node_id)
@@ -381,20 +392,21 @@ class RoamingNode(Node):
         self.execute(self.signals.routes_changed(self.cluster.events.now_ms))
 
     def create(self, output: Create) -> None:
-        copy = self.new_copy(output.key, output.name, output.generation, SeenIds(id_floor(output.floor), id_floor(output.floor)))
+        copy = self.new_copy(output.key, output.name, output.generation, SeenIds((), id_floor(output.base)))
         self.cluster.lineages += 1
         copy.lineage = self.cluster.lineages
         if output.clean:
             copy.clean_stamp = self.clock.now(self.clock_ms())
-            self.cluster.void(output.name, id_floor(copy.clean_stamp))
+            self.cluster.void(output.name, id_floor(copy.clean_stamp), None)
+        copy.voids = self.cluster.clients[output.name].voids
         self.own(copy, False)
 
     def import_(self, output: Import) -> None:
-        copy = self.new_copy(output.key, output.name, output.generation, SeenIds(0))
-        copy.queue, base, ids, forgotten, copy.parent, copy.clean_stamp = pickle.loads(b"".join(output.parts))
+        copy = self.new_copy(output.key, output.name, output.generation, SeenIds())
+        copy.queue, seen, copy.parent, copy.clean_stamp, copy.voids = pickle.loads(b"".join(output.parts))
         self.cluster.lineages += 1
         copy.lineage = self.cluster.lineages
-        copy.seen = SeenIds(id_floor(output.floor), base, ids, forgotten)
+        copy.seen = SeenIds(*seen)
         self.own(copy, True)
 
     def own(self, copy: Copy, is_import: bool) -> None:
@@ -423,7 +435,12 @@ class RoamingNode(Node):
     def export(self, copy: Copy, generation: int) -> None:
         self.cluster.kicked(self, copy.client)
         copy.state, copy.given = SessionState.MOVING, {*copy.queue}
-        text = pickle.dumps((dict(copy.queue), copy.seen.base, copy.seen.ids, copy.seen.forgotten, copy.lineage, copy.clean_stamp))
+        seen, passed = copy.seen, Passed(copy.seen.passed.ids)
+        for message_id in (*self.passed[copy.worker].ids, self.make_id()):
+            passed.note(message_id)
+        text = pickle.dumps((
+            dict(copy.queue), (passed.ids, seen.base, seen.ids, seen.forgotten.ids), copy.lineage, copy.clean_stamp, copy.voids
+        ))  # fmt: skip
         count = self.rng.randint(1, PARTS_MAX)
         size = len(text) // count + 1
         parts = [text[first : first + size] for first in range(0, len(text), size)]
@@ -507,7 +524,10 @@ class RoamingNode(Node):
 
     def takers(self, worker: int, topic: bytes, number: int) -> list[str]:
         found = super().takers(worker, topic, number)
-        if (message_id := self.cluster.ids.get(number)) is None or not self.cluster.messages[number].qos:
+        if (message_id := self.cluster.ids.get(number)) is None:
+            return found
+        self.passed[worker].note(message_id)
+        if not self.cluster.messages[number].qos:
             return found
         mine = [copy for copy in self.copies.values() if copy.worker == worker and copy.topic == topic]
         return found + [f"{COPY}{copy.uid}" for copy in mine if copy.seen.take(message_id)]
@@ -532,8 +552,14 @@ class RoamingNode(Node):
 
     def publish(self, message: Message) -> None:
         if message.topic.startswith(b"r/"):
-            self.cluster.ids[message.number] = self.clock.now(self.clock_ms()) << ID_BITS | self.node_id
+            self.cluster.ids[message.number] = self.make_id()
         super().publish(message)
+
+    def make_id(self) -> int:
+        """Returns the id of a message as Router.stamp does: clock of this life, node, process, sequence."""
+        self.id_sequence = (self.id_sequence + 1) % (1 << SEQUENCE_BITS)
+        stamp = stamp_of(1_700_000_000_000 + self.cluster.events.now_ms + self.id_offset_ms)
+        return stamp << ID_BITS | self.node_id << ORIGIN_BITS | self.id_process << SEQUENCE_BITS | self.id_sequence
 
     def forward(self, message: Message) -> bool:
         if not super().forward(message):
@@ -586,7 +612,6 @@ class RoamingCluster(Cluster):
         super().expect(publisher, message, nodes)
         if message.number not in self.ids or not message.qos:
             return
-        message_id = self.ids[message.number]
         names: set[str] = set()
         alive: set[str] = set()
         """Clients with a session; what is gone only serves those, and a node may crash between a clean start and its session."""
@@ -595,7 +620,7 @@ class RoamingCluster(Cluster):
             alive |= {copy.client for copy in node.copies.values() if copy.state != SessionState.GONE}
             if node is publisher or node.node_id in nodes:
                 mine = [copy for copy in node.copies.values() if copy.topic == message.topic]
-                names |= {copy.client for copy in mine if message_id > copy.seen.floor}
+                names |= {copy.client for copy in mine if copy.voids == self.clients[copy.client].voids}
         self.due[message.number] = sorted(names & alive)
 
     def owned(self, node: RoamingNode, copy: Copy, claim: Any) -> None:
@@ -673,10 +698,14 @@ class RoamingCluster(Cluster):
     def cut_off(self, client: Client) -> None:
         client.node, client.is_connected = None, False
 
-    def void(self, name: str, up_to: int) -> None:
+    def void(self, name: str, up_to: int, ended: Copy | None) -> None:
         """Takes a clean start: nothing before it is owed to the client, and what it had before counts no more."""
         client = self.clients[name]
-        client.void_before, client.void_ids = len(self.messages), max(client.void_ids, up_to)
+        client.voids += 1
+        client.void_before = len(self.messages)
+        others = (copy for node in self.nodes if isinstance(node, RoamingNode) for copy in node.copies.values())
+        is_beside = any(copy.client == name and copy is not ended and copy.state != SessionState.GONE for copy in others)
+        client.void_ids = max(client.void_ids, up_to) if is_beside else 0
         client.received.clear()
 
     def root(self, lineage: int) -> int:
