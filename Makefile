@@ -13,7 +13,7 @@ SANITIZED := $(CURDIR)/$(BIN)/python -m fuzz.sanitizers
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
 .PHONY: always packages packages-to-serve packages-to-fuzz install tools spark serve test examples conformance lint types fuzz asan sim \
-    torture torture-sinks acceptance-sinks soak partitions debug docs proto wheel clean
+    torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel clean
 
 install: $(VENV)/.installed
 
@@ -116,6 +116,10 @@ torture: tools
 # The same up to the rows of a sink, whose server is killed and stopped as well: make torture-sinks SINKS="--type mysql --once --seed 3"
 torture-sinks: tools
 	$(BIN)/python -m tests.torture.sinks $(SINKS)
+
+# Kills of processes and nodes of a cluster, and cuts between them, as root: make torture-cluster KILLS=5000, or SECONDS=3600
+torture-cluster: packages tools
+	$(BIN)/python -m tests.cluster.real.torture --kills $(or $(KILLS),$(if $(SECONDS),0,200)) --seconds $(or $(SECONDS),0) $(TORTURE)
 
 # What every sink has to show, in full: 100,000 messages while its server is gone: make acceptance-sinks SINKS="--type redis"
 acceptance-sinks: tools

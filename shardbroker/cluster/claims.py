@@ -865,11 +865,12 @@ class Claims:
             return
         answered = bitmap(wanted)
         # One session of a key: a newer one takes the place of one on its way to another node.
-        moving = [one.held for one in self.leaving.values() if one.state == SessionState.MOVING]
-        storing = [self._storing(one) for one in self._claims.values() if one.phase == Phase.STORING]
-        owned = [one.held for one in self.sessions.values()]
-        newest = {one.key: one for one in (*sorted(moving, key=lambda one: one.generation), *storing, *owned)}
-        held = [one for key, one in newest.items() if key.partition in wanted]
+        leaving = (one for one in self.leaving.values() if one.key.partition in wanted)
+        moving = [one.held for one in leaving if one.state == SessionState.MOVING]
+        claims = (one for one in self._claims.values() if one.key.partition in wanted)
+        storing = [self._storing(one) for one in claims if one.phase == Phase.STORING]
+        owned = [one.held for key, one in self.sessions.items() if key.partition in wanted]
+        held = [*{one.key: one for one in (*sorted(moving, key=lambda one: one.generation), *storing, *owned)}.values()]
         for part, first in enumerate(range(0, len(held) or 1, SESSIONS_HELD), 1):
             some = tuple(held[first : first + SESSIONS_HELD])
             yield ToNode(node, Sessions(rebuild.number, part, answered, some, first + SESSIONS_HELD >= len(held)))

@@ -80,7 +80,7 @@ cdef class Router(WorkerContext):
         self.announce_events(settings)
         # Keys are unique on the node and differ from those of a worker that died: worker | start second | count.
         self.next_key = ((<uint64_t>number_of(own_destination) & 0xFFFF) << 52) | ((now_ms // 1000 & 0xFFFFFFFF) << 20)
-        # A number by chance: a process identifier would come again in a container, whose clock may have been set back meanwhile.
+        # A random number: a container may use the same process identifier again, behind a clock that was set back.
         self.id_low_base = ((<uint64_t>node_id & 0xFFFF) << 48) | (<uint64_t>random.SystemRandom().getrandbits(32) << 16)
 
     cdef int set_outlets(self, Outlets outlets) except -1:

@@ -1,0 +1,356 @@
+"""Kills over several nodes with partitions: `python -m tests.cluster.real.torture --seed 1 --kills 200`, as root.
+
+Each node has a namespace of its own, publishers of QoS 1 and 2, and a session that stays at it. Two further clients change their
+node all the time. At random moments a process of a node is killed, or all of its processes, or the network between nodes is cut for
+a while: in halves, one node, one pair, one direction. After the last kill everything heals. Then each message that was acknowledged
+has to be at each client, and none of QoS 2 twice. A message whose publisher had no answer, since its node was killed, may be there
+or not.
+
+The choices follow from the seed, the moments do not: processes need more or less time to be there again.
+"""
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from tests.cluster.real.network import Network, why_not
+from tests.cluster.real.nodes import HOST, Nodes
+from tests.harness import Client, Closed, wire
+from tests.harness.faults import KILLED
+from tests.torture.killer import aimed_at
+
+__all__ = ["Outcome", "run"]
+
+KEPT = {"session_expiry_interval": 3600}
+MOVERS = 2
+WAIT = "wait:50s"
+"""`cluster.lost_session`: a client that moves waits for a node that is down, so its session stays one."""
+PUBLISH_PAUSE_S = 0.03
+ACK_S = 20.0
+STAY_S = 0.5, 3.0
+"""How long a client that moves stays at a node."""
+KILL_PAUSE_S = 0.05, 0.5
+CUT_S = 0.2, 6.0
+CUT_SHARE = 0.1
+"""Cuts among all faults."""
+WHOLE_SHARE = 0.04
+"""Kills of a whole node among all kills."""
+DOWN_S = 0.0, 3.0
+STARTS = 5
+"""Attempts to start a node."""
+FAULT_SHOWN = 4000
+"""Characters of a failure that are printed."""
+HEAL_S = 240.0
+"""Until all messages have arrived, on a machine with other work on it."""
+
+
+class Publisher(threading.Thread):
+    """Sends numbers to a topic of its own, and connects again if its node ends."""
+
+    def __init__(self, nodes: Nodes, node: int, qos: int) -> None:
+        super().__init__(daemon=True)
+        self.nodes, self.node, self.qos = nodes, node, qos
+        self.topic = f"t/{qos}/{node}"
+        self.acknowledged: set[int] = set()
+        self.ended = threading.Event()
+        self.unanswered = 0
+
+    def run(self) -> None:
+        numbers = count()
+        while not self.ended.is_set():
+            try:
+                with self.nodes.connect(self.node, f"publisher-{self.node}-{self.qos}", timeout=ACK_S) as client:
+                    for number in numbers:
+                        if self.ended.is_set():
+                            return
+                        self.unanswered += 1
+                        client.publish(self.topic, b"%d" % number, qos=self.qos)
+                        self.acknowledged.add(number)
+                        self.unanswered -= 1
+                        time.sleep(PUBLISH_PAUSE_S)
+            except (OSError, AssertionError, Closed):
+                time.sleep(0.1)
+
+
+class Receiver(threading.Thread):
+    """A client with a session that stays, at one node or at any, which keeps its half of QoS 2."""
+
+    def __init__(self, nodes: Nodes, name: str, home: int | None, rng: random.Random) -> None:
+        super().__init__(daemon=True)
+        self.nodes, self.name_, self.home, self.rng = nodes, name, home, rng
+        self.received: Counter[tuple[str, int]] = Counter()
+        self.new_sessions = -1
+        """CONNECTs behind the first one that have found no session."""
+        self.moves = 0
+        self.ended, self.is_ready, self.stays = threading.Event(), threading.Event(), threading.Event()
+        self._unreleased: set[int] = set()
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            node = self.home or self.rng.choice([*self.nodes.brokers])
+            try:
+                with self.nodes.connect(node, self.name_, clean=False, timeout=60, properties=KEPT, auto_ack=False) as client:
+                    self._serve(client)
+            except (OSError, AssertionError, Closed):
+                time.sleep(0.1)
+
+    def _serve(self, client: Client) -> None:
+        if client.connack is None or client.connack.code:
+            time.sleep(0.2)
+            return
+        self.moves += 1
+        if not client.connack.session_present:
+            self.new_sessions += 1
+            self._unreleased.clear()
+            client.subscribe([("t/#", 2)])
+            self.is_ready.set()
+        until = time.monotonic() + self.rng.uniform(*STAY_S)
+        while not self.ended.is_set() and (self.home or self.stays.is_set() or time.monotonic() < until):
+            packet = client.recv(0.1)
+            if isinstance(packet, wire.Pubrel):
+                self._unreleased.discard(packet.packet_id)
+                client.send_raw(wire.pubcomp(packet.packet_id))
+            elif isinstance(packet, wire.Publish):
+                assert packet.packet_id is not None
+                if packet.qos == 1 or packet.packet_id not in self._unreleased:
+                    self.received[packet.topic, int(packet.payload)] += 1
+                if packet.qos == 2:
+                    self._unreleased.add(packet.packet_id)
+                client.send_raw((wire.puback if packet.qos == 1 else wire.pubrec)(packet.packet_id))
+            elif packet is not None:
+                return
+
+
+@dataclass
+class Outcome:
+    """What a run has shown."""
+
+    seed: int
+    kills: Counter[str] = field(default_factory=Counter)
+    cuts: int = 0
+    acknowledged: int = 0
+    unanswered: int = 0
+    moves: int = 0
+    new_sessions: int = 0
+    missing: dict[str, int] = field(default_factory=dict)
+    twice: dict[str, int] = field(default_factory=dict)
+    """Messages of QoS 2."""
+    faults: list[str] = field(default_factory=list)
+    """What the nodes have printed that says of a crash."""
+
+    @property
+    def is_good(self) -> bool:
+        return not self.missing and not self.twice and not self.faults
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{kind} {number}" for kind, number in sorted(self.kills.items()))
+        text = f"seed {self.seed}: {self.kills.total()} kills ({kinds}), {self.cuts} cuts, "
+        text += f"{self.acknowledged} messages acknowledged, "
+        text += f"{self.unanswered} unanswered, {self.moves} connects, {self.new_sessions} of them without a session; "
+        text += f"missing {self.missing or 0}, QoS 2 twice {self.twice or 0}"
+        return text + "".join(f"\n{fault}" for fault in self.faults)
+
+
+class Killer:
+    """Kills processes of nodes that the run has started, each through a descriptor of the process, and cuts the network."""
+
+    def __init__(self, nodes: Nodes, network: Network, outcome: Outcome, workers: int, rng: random.Random) -> None:
+        self.nodes, self.network, self.outcome, self.rng = nodes, network, outcome, rng
+        self.places = ["manager", "link-0", "link-1", *(f"worker-{number}" for number in range(workers))]
+        self._whole_again: dict[int, threading.Thread] = {}
+        self._healed_at = 0.0
+        self.failure: BaseException | None = None
+
+    def act(self) -> None:
+        """Does one fault, and waits for the next one."""
+        now, rng = time.monotonic(), self.rng
+        if self._healed_at and now > self._healed_at:
+            self.network.heal()
+            self._healed_at = 0.0
+        if rng.random() < CUT_SHARE:
+            if not self._healed_at:
+                self._cut()
+                self._healed_at = now + rng.uniform(*CUT_S)
+        else:
+            self._kill(rng.choice([*self.nodes.brokers]), rng.random() < WHOLE_SHARE, rng.choice(self.places))
+        time.sleep(rng.uniform(*KILL_PAUSE_S))
+
+    def _cut(self) -> None:
+        nodes = self.rng.sample([*self.nodes.brokers], len(self.nodes.brokers))
+        self.outcome.cuts += 1
+        match self.rng.choice(("halves", "one", "pair", "one way")):
+            case "halves":
+                self.network.split(nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :])
+            case "one":
+                self.network.split(nodes[:1], nodes[1:])
+            case "pair":
+                self.network.split(nodes[:1], nodes[1:2])
+            case _:
+                self.network.cut(*nodes[:2])
+
+    def _kill(self, node: int, is_whole: bool, place: str) -> None:
+        broker = self.nodes.brokers[node]
+        if node in self._whole_again:
+            if self._whole_again[node].is_alive():
+                return
+            del self._whole_again[node]
+        if is_whole:
+            with suppress(ProcessLookupError):
+                os.killpg(broker.pid, signal.SIGKILL)
+            self.outcome.kills["node"] += 1
+            self._whole_again[node] = threading.Thread(target=self._start_again, args=(node, self.rng.uniform(*DOWN_S)))
+            self._whole_again[node].start()
+            return
+        with aimed_at(broker.pid, place) as kill:
+            if kill is not None:
+                with suppress(ProcessLookupError):
+                    kill()
+                self.outcome.kills[place.partition("-")[0]] += 1
+
+    def _start_again(self, node: int, pause_s: float) -> None:
+        """Starts a node that was killed. On a busy machine it may be ready later than the harness waits: that is one more kill."""
+        broker = self.nodes.brokers[node]
+        try:
+            for left in reversed(range(STARTS)):
+                assert broker.process is not None
+                broker.process.wait()
+                time.sleep(pause_s)
+                try:
+                    self.nodes.start([node])
+                    return
+                except AssertionError:
+                    if not left:
+                        raise
+                    broker.kill()
+                    self.outcome.kills["node"] += 1
+        except BaseException as failure:
+            self.failure = failure
+
+    def heal(self) -> None:
+        self.network.heal()
+        for thread in self._whole_again.values():
+            thread.join()
+        if self.failure is not None:
+            raise self.failure
+
+
+@contextmanager
+def _clients(nodes: Nodes, seed: int) -> Iterator[tuple[list[Publisher], list[Receiver]]]:
+    """Clients that are connected and subscribed."""
+    homes = [(f"stays-{node}", node) for node in nodes.brokers]
+    names: list[tuple[str, int | None]] = [*homes, *((f"moves-{number}", None) for number in range(MOVERS))]
+    receivers = [Receiver(nodes, name, home, random.Random(f"{seed}/{name}")) for name, home in names]
+    publishers = [Publisher(nodes, node, qos) for node in nodes.brokers for qos in (1, 2)]
+    try:
+        for receiver in receivers:
+            receiver.start()
+        for receiver in receivers:
+            assert receiver.is_ready.wait(30), f"{receiver.name_} is not subscribed"
+        for publisher in publishers:
+            publisher.start()
+        yield publishers, receivers
+    finally:
+        for one in (*publishers, *receivers):
+            one.ended.set()
+        for one in (*publishers, *receivers):
+            one.join(ACK_S)
+
+
+def run(seed: int, kills: int, seconds: float, count_: int = 3, workers: int = 2, level: str = "process") -> Outcome:
+    """Makes one run, of so many kills or so many seconds. Raises AssertionError if the nodes cannot be started again."""
+    outcome, rng = Outcome(seed), random.Random(seed)
+    settings = {"cluster.registry": "on", "cluster.lost_session": WAIT, "mqtt.max_mqueue_len": 0, "durability.level": level}
+    with closing(Network(count_)) as network, tempfile.TemporaryDirectory(prefix="shardbroker-torture-") as directory:
+        nodes = Nodes(Path(directory), count_, workers, network=network, **settings)
+        try:
+            for broker in nodes.brokers.values():
+                broker.expects(KILLED)
+            nodes.start()
+            _await_links(nodes)
+            with _clients(nodes, seed) as (publishers, receivers):
+                killer = Killer(nodes, network, outcome, workers, rng)
+                end = time.monotonic() + (seconds or float("inf"))
+                while (not kills or outcome.kills.total() < kills) and time.monotonic() < end and killer.failure is None:
+                    killer.act()
+                killer.heal()
+                for receiver in receivers:
+                    receiver.stays.set()
+                for publisher in publishers:
+                    publisher.ended.set()
+                for publisher in publishers:
+                    publisher.join(ACK_S + 5)
+                _await_links(nodes)
+                _collect(publishers, receivers, outcome)
+            for broker in nodes.brokers.values():
+                broker.stop()
+        except AssertionError as failure:
+            outcome.faults.append(str(failure)[:FAULT_SHOWN])
+        finally:
+            for broker in nodes.brokers.values():
+                with suppress(AssertionError):
+                    broker.kill()
+                broker.clear_shared()
+    return outcome
+
+
+def _await_links(nodes: Nodes) -> None:
+    for number in nodes.brokers:
+        wanted = {f"n{peer}@{HOST}" for peer in nodes.brokers if peer != number}
+        deadline = time.monotonic() + 60
+        while not wanted <= {name for name, state in nodes.links(number).items() if state == "up"}:
+            assert time.monotonic() < deadline, f"node {number}: {nodes.links(number)}\n{nodes.output(number)}"
+            time.sleep(0.2)
+
+
+def _collect(publishers: list[Publisher], receivers: list[Receiver], outcome: Outcome) -> None:
+    """Waits for everything that was acknowledged, and notes what is missing or there twice."""
+    due = {(one.topic, number) for one in publishers for number in one.acknowledged}
+    deadline = time.monotonic() + HEAL_S
+    while any(due - receiver.received.keys() for receiver in receivers) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    time.sleep(2.0)
+    outcome.acknowledged = len(due)
+    outcome.unanswered = sum(one.unanswered for one in publishers)
+    for receiver in receivers:
+        outcome.moves += receiver.moves
+        outcome.new_sessions += receiver.new_sessions
+        if lost := due - receiver.received.keys():
+            outcome.missing[receiver.name_] = len(lost)
+            print(f"{receiver.name_}: missing {sorted(lost)[:10]}", flush=True)
+        twice = [one for one, times in receiver.received.copy().items() if times > 1 and one[0].startswith("t/2/")]
+        if twice and not receiver.new_sessions:
+            outcome.twice[receiver.name_] = len(twice)
+            print(f"{receiver.name_}: twice {sorted(twice)[:10]}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster.real.torture", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
+    parser.add_argument("--kills", type=int, default=200, help="0: without end, see --seconds")
+    parser.add_argument("--seconds", type=float, default=0.0, help="end after so long, whatever has been killed")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--level", choices=("process", "machine"), default="process", help="durability.level")
+    given = parser.parse_args()
+    if reason := why_not():
+        parser.error(reason)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the nodes end with us
+    print(f"seed {given.seed}", flush=True)
+    outcome = run(given.seed, given.kills, given.seconds, given.nodes, given.workers, given.level)
+    print(outcome, flush=True)
+    return 0 if outcome.is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
