@@ -12,6 +12,12 @@ __all__ = ["open_routes"]
 
 
 def open_routes(topology: Topology) -> tuple[RouteSource, RouteStore]:
-    """Returns the routes of this node with their log, and the table of those of its peers."""
+    """Returns the routes of this node with their log, and the table of those of its peers.
+
+    All epochs are raised: a process before this one may have been killed between the commit of a route and the epoch that follows
+    it, and the topic caches of workers would then miss that route for ever.
+    """
+    epochs = Epochs.attach(topology.epochs_name)
     source = LmdbRouteLog(RouteTable(topology.routes_dir, log=True), Route)
-    return source, RemoteRoutes(topology.remote_routes_dir, Epochs.attach(topology.epochs_name))
+    epochs.bump_all()
+    return source, RemoteRoutes(topology.remote_routes_dir, epochs)
