@@ -38,6 +38,8 @@ WAIT = "wait:50s"
 """`cluster.lost_session`: a client that moves waits for a node that is down, so its session stays one."""
 PUBLISH_PAUSE_S = 0.03
 ACK_S = 20.0
+REFUSED = 0x80
+"""Reason codes from here on refuse a message."""
 STAY_S = 0.5, 3.0
 """How long a client that moves stays at a node."""
 KILL_PAUSE_S = 0.05, 0.5
@@ -65,6 +67,8 @@ class Publisher(threading.Thread):
         self.acknowledged: set[int] = set()
         self.ended = threading.Event()
         self.unanswered = 0
+        self.codes: Counter[int] = Counter()
+        """Reason codes of acknowledgements other than 0."""
 
     def run(self) -> None:
         numbers = count()
@@ -75,8 +79,13 @@ class Publisher(threading.Thread):
                         if self.ended.is_set():
                             return
                         self.unanswered += 1
-                        client.publish(self.topic, b"%d" % number, qos=self.qos)
-                        self.acknowledged.add(number)
+                        answer = client.publish(self.topic, b"%d" % number, qos=self.qos)
+                        assert answer is not None
+                        if answer.code:
+                            # No subscriber (0x10): each topic has some, so that is a fault. Others refuse the message.
+                            self.codes[answer.code] += 1
+                        if answer.code < REFUSED:
+                            self.acknowledged.add(number)
                         self.unanswered -= 1
                         time.sleep(PUBLISH_PAUSE_S)
             except (OSError, AssertionError, Closed):
@@ -141,6 +150,8 @@ class Outcome:
     cuts: int = 0
     acknowledged: int = 0
     unanswered: int = 0
+    codes: Counter[int] = field(default_factory=Counter)
+    """Reason codes of acknowledgements other than 0."""
     moves: int = 0
     new_sessions: int = 0
     missing: dict[str, int] = field(default_factory=dict)
@@ -155,9 +166,10 @@ class Outcome:
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{kind} {number}" for kind, number in sorted(self.kills.items()))
+        codes = f", reason codes {dict(self.codes)}" if self.codes else ""
         text = f"seed {self.seed}: {self.kills.total()} kills ({kinds}), {self.cuts} cuts, "
-        text += f"{self.acknowledged} messages acknowledged, "
-        text += f"{self.unanswered} unanswered, {self.moves} connects, {self.new_sessions} of them without a session; "
+        text += f"{self.acknowledged} messages acknowledged, {self.unanswered} unanswered{codes}, "
+        text += f"{self.moves} connects, {self.new_sessions} of them without a session; "
         text += f"missing {self.missing or 0}, QoS 2 twice {self.twice or 0}"
         return text + "".join(f"\n{fault}" for fault in self.faults)
 
@@ -322,16 +334,34 @@ def _collect(publishers: list[Publisher], receivers: list[Receiver], outcome: Ou
     time.sleep(2.0)
     outcome.acknowledged = len(due)
     outcome.unanswered = sum(one.unanswered for one in publishers)
+    for one in publishers:
+        outcome.codes += one.codes
     for receiver in receivers:
         outcome.moves += receiver.moves
         outcome.new_sessions += receiver.new_sessions
         if lost := due - receiver.received.keys():
             outcome.missing[receiver.name_] = len(lost)
-            print(f"{receiver.name_}: missing {sorted(lost)[:10]}", flush=True)
+            print(f"{receiver.name_}: missing {_ranges(lost, due)}", flush=True)
         twice = [one for one, times in receiver.received.copy().items() if times > 1 and one[0].startswith("t/2/")]
         if twice and not receiver.new_sessions:
             outcome.twice[receiver.name_] = len(twice)
             print(f"{receiver.name_}: twice {sorted(twice)[:10]}", flush=True)
+
+
+def _ranges(some: set[tuple[str, int]], all_: set[tuple[str, int]]) -> str:
+    """Returns messages as ranges of those that are due. One up to the end may be on its way still, others were lost."""
+    found: list[tuple[str, int, int, bool]] = []
+    is_open = False
+    for topic, number in sorted(all_):
+        is_one = (topic, number) in some
+        if is_one and is_open and found[-1][0] == topic:
+            found[-1] = topic, found[-1][1], number, True
+        elif is_one:
+            found.append((topic, number, number, True))
+        elif is_open and found[-1][0] == topic:
+            found[-1] = *found[-1][:3], False
+        is_open = is_one
+    return ", ".join(f"{topic} {first} to {last}{' (the end)' if is_end else ''}" for topic, first, last, is_end in found)
 
 
 def main() -> int:
