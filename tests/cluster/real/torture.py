@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -32,6 +32,7 @@ from tests.torture.killer import aimed_at
 
 __all__ = ["Outcome", "run"]
 
+KINDS = "worker", "link", "manager", "node", "cut"
 KEPT = {"session_expiry_interval": 3600}
 MOVERS = 2
 WAIT = "wait:50s"
@@ -177,9 +178,12 @@ class Outcome:
 class Killer:
     """Kills processes of nodes that the run has started, each through a descriptor of the process, and cuts the network."""
 
-    def __init__(self, nodes: Nodes, network: Network, outcome: Outcome, workers: int, rng: random.Random) -> None:
-        self.nodes, self.network, self.outcome, self.rng = nodes, network, outcome, rng
-        self.places = ["manager", "link-0", "link-1", *(f"worker-{number}" for number in range(workers))]
+    def __init__(
+        self, nodes: Nodes, network: Network, outcome: Outcome, workers: int, rng: random.Random, kinds: Sequence[str]
+    ) -> None:
+        self.nodes, self.network, self.outcome, self.rng, self.kinds = nodes, network, outcome, rng, kinds
+        places = ["manager", "link-0", "link-1", *(f"worker-{number}" for number in range(workers))]
+        self.places = [place for place in places if place.partition("-")[0] in kinds]
         self._whole_again: dict[int, threading.Thread] = {}
         self._healed_at = 0.0
         self.failure: BaseException | None = None
@@ -190,12 +194,14 @@ class Killer:
         if self._healed_at and now > self._healed_at:
             self.network.heal()
             self._healed_at = 0.0
-        if rng.random() < CUT_SHARE:
+        if "cut" in self.kinds and (rng.random() < CUT_SHARE or len(self.kinds) == 1):
             if not self._healed_at:
                 self._cut()
                 self._healed_at = now + rng.uniform(*CUT_S)
         else:
-            self._kill(rng.choice([*self.nodes.brokers]), rng.random() < WHOLE_SHARE, rng.choice(self.places))
+            is_whole = "node" in self.kinds and (rng.random() < WHOLE_SHARE or not self.places)
+            if is_whole or self.places:
+                self._kill(rng.choice([*self.nodes.brokers]), is_whole, "" if is_whole else rng.choice(self.places))
         time.sleep(rng.uniform(*KILL_PAUSE_S))
 
     def _cut(self) -> None:
@@ -279,8 +285,10 @@ def _clients(nodes: Nodes, seed: int) -> Iterator[tuple[list[Publisher], list[Re
             one.join(ACK_S)
 
 
-def run(seed: int, kills: int, seconds: float, count_: int = 3, workers: int = 2, level: str = "process") -> Outcome:
-    """Makes one run, of so many kills or so many seconds. Raises AssertionError if the nodes cannot be started again."""
+def run(
+    seed: int, kills: int, seconds: float, count_: int = 3, workers: int = 2, level: str = "process", kinds: Sequence[str] = KINDS
+) -> Outcome:
+    """Makes one run, of so many kills or so many seconds, with these kinds of faults."""
     outcome, rng = Outcome(seed), random.Random(seed)
     settings = {"cluster.registry": "on", "cluster.lost_session": WAIT, "mqtt.max_mqueue_len": 0, "durability.level": level}
     with closing(Network(count_)) as network, tempfile.TemporaryDirectory(prefix="shardbroker-torture-") as directory:
@@ -291,7 +299,7 @@ def run(seed: int, kills: int, seconds: float, count_: int = 3, workers: int = 2
             nodes.start()
             _await_links(nodes)
             with _clients(nodes, seed) as (publishers, receivers):
-                killer = Killer(nodes, network, outcome, workers, rng)
+                killer = Killer(nodes, network, outcome, workers, rng, kinds)
                 end = time.monotonic() + (seconds or float("inf"))
                 while (not kills or outcome.kills.total() < kills) and time.monotonic() < end and killer.failure is None:
                     killer.act()
@@ -341,7 +349,7 @@ def _collect(publishers: list[Publisher], receivers: list[Receiver], outcome: Ou
         outcome.new_sessions += receiver.new_sessions
         if lost := due - receiver.received.keys():
             outcome.missing[receiver.name_] = len(lost)
-            print(f"{receiver.name_}: missing {_ranges(lost, due)}", flush=True)
+            print(f"{receiver.name_}, {receiver.new_sessions} new sessions: missing {_ranges(lost, due)}", flush=True)
         twice = [one for one, times in receiver.received.copy().items() if times > 1 and one[0].startswith("t/2/")]
         if twice and not receiver.new_sessions:
             outcome.twice[receiver.name_] = len(twice)
@@ -372,12 +380,16 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--level", choices=("process", "machine"), default="process", help="durability.level")
+    parser.add_argument("--kind", default=",".join(KINDS), help="of %(default)s")
     given = parser.parse_args()
+    kinds = given.kind.split(",")
+    if not {*kinds} <= {*KINDS}:
+        parser.error(f"--kind: must be of {', '.join(KINDS)}, got {given.kind}")
     if reason := why_not():
         parser.error(reason)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the nodes end with us
     print(f"seed {given.seed}", flush=True)
-    outcome = run(given.seed, given.kills, given.seconds, given.nodes, given.workers, given.level)
+    outcome = run(given.seed, given.kills, given.seconds, given.nodes, given.workers, given.level, kinds)
     print(outcome, flush=True)
     return 0 if outcome.is_good else 1
 
