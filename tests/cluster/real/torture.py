@@ -37,6 +37,9 @@ KEPT = {"session_expiry_interval": 3600}
 MOVERS = 2
 WAIT = "wait:50s"
 """`cluster.lost_session`: a client that moves waits for a node that is down, so its session stays one."""
+JOIN = "60s"
+"""`cluster.join_timeout`: a node that serves without having seen a peer since its start has no routes of it, so it sends nothing to
+the sessions there. Longer than a node is down here, and than a cut."""
 PUBLISH_PAUSE_S = 0.03
 ACK_S = 20.0
 REFUSED = 0x80
@@ -290,7 +293,10 @@ def run(
 ) -> Outcome:
     """Makes one run, of so many kills or so many seconds, with these kinds of faults."""
     outcome, rng = Outcome(seed), random.Random(seed)
-    settings = {"cluster.registry": "on", "cluster.lost_session": WAIT, "mqtt.max_mqueue_len": 0, "durability.level": level}
+    settings = {
+        "cluster.registry": "on", "cluster.lost_session": WAIT, "cluster.join_timeout": JOIN, "mqtt.max_mqueue_len": 0,
+        "durability.level": level,
+    }  # fmt: skip
     with closing(Network(count_)) as network, tempfile.TemporaryDirectory(prefix="shardbroker-torture-") as directory:
         nodes = Nodes(Path(directory), count_, workers, network=network, **settings)
         try:
