@@ -14,11 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter, ValidationError
+
 from shardbroker.config.errors import ConfigError
 from shardbroker.config.foreign import Imported
 from shardbroker.config.foreign_emqx_templates import Template, made_of, read_templates
 from shardbroker.config.keys import KeyPath
 from shardbroker.config.persistence import check_filters_of_rule
+from shardbroker.config.units import Duration
 
 __all__ = ["BACKEND", "add_backends"]
 
@@ -71,6 +74,7 @@ WITHOUT_EFFECT = re.compile(
 """Keys of pools for which there is nothing to choose here."""
 NAMES = {"mongo_type": {"shared": "sharded", "unknown": "single"}}
 SECRET = re.compile("password|secret")
+DURATION: TypeAdapter[float] = TypeAdapter(Duration)
 KEEPS = {
     ("client.connected", "on_client_connected"): "clients",
     ("session.created", "on_client_connected"): "clients",
@@ -82,12 +86,14 @@ KEEPS = {
     ("message.acked", "on_message_acked"): "acked",
     ("message.acked", "on_message_acked_for_pubsub"): "acked",
     ("message.acked", "on_message_acked_for_queue"): "deleted",
+    ("session.subscribed", "on_message_fetch"): "fetch",
+    ("session.subscribed", "on_message_fetch_for_pubsub"): "fetch",
+    ("session.subscribed", "on_message_fetch_for_queue"): "fetch",
+    ("session.subscribed", "on_retain_lookup"): "retain_lookup",
 }
-"""Event and function -> part of a preset; removed: retained messages, and deleted: acknowledged ones, which a part removes."""
+"""Event and function -> key of a preset; removed: retained messages, and deleted: acknowledged ones, which a preset removes."""
 SUBSCRIBES = ("on_subscribe_lookup", "on_subscription_lookup")
 REASONS = {
-    "on_message_fetch": "sessions keep what clients have missed, and replays have what was before (docs/replay.md)",
-    "on_retain_lookup": "retained messages of this broker are on its disk; others are not looked up",
     "on_acked_delete": "positions stay when a client unsubscribes",
 }
 """Start of the name of a function -> why it is left out."""
@@ -120,6 +126,8 @@ class Hook(NamedTuple):
     event: str
     function: str
     statements: dict[str, Any]
+    options: Any
+    """`offline_opts`, of a function that fetches."""
     topic: str
     pool: str
     expires_s: Any
@@ -200,7 +208,8 @@ def _note_hook(found: Imported, plugin: _Plugin, key: str, event: str, value: st
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         found.remark(f'{said}: must be {{"topic": filter, "action": {{"function": name}}, "pool": name}}: {error}')
         return
-    plugin.hooks.append(Hook(event, str(function), statements, topic, str(pool), given.get("expired_time"), said))
+    options, expires_s = given.get("offline_opts"), given.get("expired_time")
+    plugin.hooks.append(Hook(event, str(function), statements, options, topic, str(pool), expires_s, said))
 
 
 def _shown(key: str, value: object) -> str:
@@ -349,7 +358,42 @@ def _of_preset(found: Imported, kept: dict[str, list[Hook]]) -> dict[str, Any]:
         values |= {"acked": _topics(deleted), "on_acked": "delete"}
     elif deleted:
         found.remark(f"{deleted[0].said}: there are no messages to be removed without on_message_publish")
+    return values | _of_lookups(found, kept, "acked" in values)
+
+
+def _of_lookups(found: Imported, kept: dict[str, list[Hook]], is_acked: bool) -> dict[str, Any]:
+    """Returns the keys of what new subscriptions get from the database."""
+    values: dict[str, Any] = {}
+    is_elsewhere = any(key[0] == "persistence" and key[2] in ("fetch", "retain_lookup") for key in found.settings)
+    for key in ("fetch", "retain_lookup"):
+        hooks = kept.get(key, [])
+        if key == "fetch" and not is_acked:
+            why = "without on_message_acked each subscription would get all messages again"
+        else:
+            why = "subscriptions are looked up in one database"
+        if is_elsewhere or (key == "fetch" and not is_acked):
+            for one in hooks:
+                found.remark(f"{one.said}: {why}")
+        elif hooks:
+            values[key] = _topics(hooks)
+    ranges = [_range_s(found, one) for one in kept.get("fetch", ())]
+    if "fetch" in values and any(ranges):
+        values["fetch_time_range"] = max(ranges) if all(ranges) else 0
+        if len(set(ranges)) > 1:
+            found.remark("offline_opts.time_range: there is one for all subscriptions, the longest is taken")
     return values
+
+
+def _range_s(found: Imported, hook: Hook) -> int:
+    """Returns how old the messages may be that a hook fetches, in seconds; 0: any. Other options are named."""
+    options = hook.options if isinstance(hook.options, dict) else {}
+    for name in sorted(options.keys() - {"time_range"}):
+        found.remark(f"{hook.said}: offline_opts.{name}: there is nothing like it here")
+    try:
+        return round(DURATION.validate_python(options.get("time_range", 0)))
+    except ValidationError:
+        found.remark(f"{hook.said}: offline_opts.time_range must be a duration such as 2h")
+        return 0
 
 
 def _topics(hooks: Sequence[Hook]) -> list[str]:

@@ -67,7 +67,8 @@ backend.mysql.pool1.database = mqtt
 backend.mysql.hook.client.connected.1    = {"action": {"function": "on_client_connected"}, "pool": "pool1"}
 backend.mysql.hook.client.connected.2    = {"action": {"function": "on_subscribe_lookup"}, "pool": "pool1"}
 backend.mysql.hook.client.disconnected.1 = {"action": {"function": "on_client_disconnected"}, "pool": "pool1"}
-backend.mysql.hook.session.subscribed.1  = {"topic": "#", "action": {"function": "on_message_fetch"}, "pool": "pool1"}
+backend.mysql.hook.session.subscribed.1  = {"topic": "#", "action": {"function": "on_message_fetch"}, "offline_opts": {"max_returned_count": 500, "time_range": "2h"}, "pool": "pool1"}
+backend.mysql.hook.session.subscribed.2  = {"topic": "#", "action": {"function": "on_retain_lookup"}, "pool": "pool1"}
 backend.mysql.hook.session.unsubscribed.1= {"topic": "in/#", "action": {"sql": ["delete from mqtt_acked where clientid = ${clientid} and topic = ${topic}"]}, "pool": "pool1"}
 backend.mysql.hook.message.publish.1     = {"topic": "in/#", "action": {"function": "on_message_publish"}, "pool": "pool1"}
 backend.mysql.hook.message.publish.2     = {"topic": "#", "action": {"function": "on_message_retain"}, "pool": "pool1"}
@@ -234,7 +235,8 @@ def test_what_the_files_of_plugins_become() -> None:
     settings = found.settings
     assert settings["connectors", "mysql", "pool1", "password"] == "1234"
     preset = {key[2]: value for key, value in settings.items() if key[:2] == ("persistence", "mysql")}
-    assert preset == {"connector": "pool1", "clients": True, "messages": ["in/#"], "retained": ["#"], "acked": ["in/#"]}
+    lookups = {"fetch": ["#"], "fetch_time_range": 7200, "retain_lookup": ["#"]}
+    assert preset == {"connector": "pool1", "clients": True, "messages": ["in/#"], "retained": ["#"], "acked": ["in/#"], **lookups}
     assert settings["auto_subscribe", "sources"] == ["mysql"]
     assert settings["auto_subscribe", "mysql", "server"] == "127.0.0.1:3306"
     (rule,) = [key[1] for key in settings if key[0] == "rules" and key[2] == "sql"]
@@ -243,7 +245,25 @@ def test_what_the_files_of_plugins_become() -> None:
     )
     assert settings["actions", "mysql", rule, "parameters", "sql"].startswith("delete from mqtt_acked where clientid = ${clientid}")
     (remark,) = found.remarks
-    assert "on_message_fetch" in remark and "docs/replay.md" in remark
+    assert "on_message_fetch" in remark and "max_returned_count" in remark
+
+
+def test_one_database_is_looked_up_and_only_what_is_acknowledged_is_fetched() -> None:
+    redis = """
+backend.redis.pool1.server = 127.0.0.1:6379
+backend.redis.hook.client.connected.1 = {"action": {"function": "on_client_connected"}, "pool": "pool1"}
+backend.redis.hook.client.disconnected.1 = {"action": {"function": "on_client_disconnected"}, "pool": "pool1"}
+backend.redis.hook.session.subscribed.1 = {"topic": "q/#", "action": {"function": "on_message_fetch_for_queue"}, "pool": "pool1"}
+backend.redis.hook.session.subscribed.2 = {"topic": "#", "action": {"function": "on_retain_lookup"}, "pool": "pool1"}
+"""
+    found = imported([redis])
+    assert found.settings["persistence", "redis", "retain_lookup"] == ["#"]
+    assert ("persistence", "redis", "fetch") not in found.settings
+    assert ["on_message_acked" in one for one in found.remarks] == [True]
+    both = imported([MYSQL.replace("PORT", "3306"), redis])
+    assert ("persistence", "mysql", "retain_lookup") in both.settings
+    assert ("persistence", "redis", "retain_lookup") not in both.settings
+    assert sum("in one database" in one for one in both.remarks) == 1
 
 
 REDIS = """
