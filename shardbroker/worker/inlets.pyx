@@ -223,6 +223,8 @@ cdef class Inlets:
         cdef bytes group, filter
         cdef bint is_plain = header.kind != RECORD_SHARED and not header.flags & FLAG_ORIGINATE
         names = borrow_record(publication, header, body)
+        if not self.router.serving and self.router.counters_segment.serving and (header.kind == RECORD_FED or not is_plain):
+            return False                              # put since the broker serves: the next pass has noticed that
         if header.kind == RECORD_REPLAY:
             if not self.router.lookups.take(header, names, publication):
                 self.router.journal_replays.take(header, names, publication)
