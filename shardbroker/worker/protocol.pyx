@@ -24,6 +24,7 @@ from shardbroker.worker.channel import SHORT_OF_MEMORY
 
 cdef enum:
     LEVEL_AT = 6                           # of the protocol level in a CONNECT with the protocol name "MQTT"
+    LEVEL_AT_31 = 8                        # with "MQIsdp"
     PARTIAL_MAX = 4096                     # bytes of a CONNECT whose end may still be on the way while memory is short
 
 
@@ -66,6 +67,8 @@ cdef bint may_begin(Channel channel, const uint8_t* packet, const FixedHeader* h
     """Whether the next packet before CONNACK may be read: `here` of its `whole` bytes have arrived."""
     if channel.state == WAIT_CONNECT and min(here, whole) > header.size + LEVEL_AT and packet[header.size + 1] == 4:
         channel.announced_version = packet[header.size + LEVEL_AT]
+    elif channel.state == WAIT_CONNECT and min(here, whole) > header.size + LEVEL_AT_31 and packet[header.size + 1] == 6:
+        channel.announced_version = packet[header.size + LEVEL_AT_31]      # behind the longer name of MQTT 3.1
     if channel.state == WAIT_CONNECT and header.first >> 4 != CONNECT:
         # [MQTT-3.1.0-1]: no reply, as nothing indicates that the peer speaks MQTT.
         channel.context.count(CLIENT_CLOSED_NOT_CONNECT)

@@ -5,12 +5,13 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from shardbroker.hooks.masks cimport HOOK_CLIENT_SUBSCRIBE, HOOK_CLIENT_UNSUBSCRIBE, HOOK_SESSION_SUBSCRIBED
 from shardbroker.mqtt.codec cimport varint_size, write_codes
 from shardbroker.mqtt.spec cimport (
-    IMPLEMENTATION_SPECIFIC_ERROR, NOT_AUTHORIZED, NO_SUBSCRIPTION_EXISTED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, SUBACK_FIRST,
+    BRIDGE_BIT, IMPLEMENTATION_SPECIFIC_ERROR, NOT_AUTHORIZED, NO_SUBSCRIPTION_EXISTED, PACKET_TOO_LARGE, QUOTA_EXCEEDED,
+    SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, SUBACK_FIRST,
     SUBSCRIBE, SUCCESS, TOPIC_FILTER_INVALID, UNSPECIFIED_ERROR, UNSUBACK_FIRST, UNSUBSCRIBE, WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
 )
 from shardbroker.pubsub.subscriptions cimport (
-    OPTION_EXCLUSIVE, OPTION_FETCHING, OPTION_FLAGS, OPTION_QOS, OPTION_RETAIN_HANDLING, OPTION_RETAIN_IF_NEW, ReplaySubscription, Subscription,
-    new_subscription,
+    OPTION_EXCLUSIVE, OPTION_FETCHING, OPTION_FLAGS, OPTION_NO_LOCAL, OPTION_QOS, OPTION_RETAIN_AS_PUBLISHED, OPTION_RETAIN_HANDLING,
+    OPTION_RETAIN_IF_NEW, ReplaySubscription, Subscription, new_subscription,
 )
 from shardbroker.session.context cimport NOTIFY_UNSUBSCRIBED, WorkerContext
 from shardbroker.session.session cimport Session
@@ -175,6 +176,8 @@ cdef int subscribe_one(
     cdef int retain_handling = options & OPTION_RETAIN_HANDLING, claimed
     group, filter = parse_subscription(wire_filter)
     check_topic_filter(filter, context.max_topic_levels)
+    if channel.announced_version & BRIDGE_BIT and channel.version < 5:
+        options |= OPTION_RETAIN_AS_PUBLISHED | (OPTION_NO_LOCAL if group is None else 0)  # as mosquitto does: a bridge must not loop
     subscription = new_subscription(wire_filter, context.now_ms * 1000)
     if replay:
         if not wire_filter.startswith(REPLAY):
