@@ -30,7 +30,7 @@ __all__ = ["DEMANDS", "RULE", "SinksError", "of_broker", "of_driver", "type_of"]
 
 DEMANDS: dict[str, tuple[float, float]] = {
     "cassandra": (35, 5_000), "disk_log": (3, 200_000), "dynamo": (45, 4_000), "http": (150, 0), "influxdb": (5, 100_000),
-    "kafka": (8, 80_000), "mongodb": (8, 0), "mysql": (6, 40_000), "opents": (8, 30_000), "pgsql": (3, 60_000),
+    "kafka": (8, 80_000), "mongodb": (8, 0), "mqtt": (8, 40_000), "mysql": (6, 40_000), "opents": (8, 30_000), "pgsql": (3, 60_000),
     "pulsar": (30, 20_000), "rabbitmq": (5, 0), "redis": (8, 50_000), "timescale": (3, 60_000),
 }  # fmt: skip
 """Type -> most µs of CPU of the driver for a row, least rows a second; 0: no demand."""

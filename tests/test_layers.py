@@ -74,7 +74,7 @@ MAY_USE = {
     # Between those who ask a running broker and the manager that answers.
     "shardbroker.control": (),
     # Neither users nor rules: a sink stands on the same connections as an authenticator.
-    "shardbroker.connectors": ("shardbroker.config", "shardbroker.logs"),
+    "shardbroker.connectors": ("shardbroker.config", "shardbroker.logs", "shardbroker.mqtt"),
     "shardbroker.integrations": (
         "shardbroker.access",
         "shardbroker.config",

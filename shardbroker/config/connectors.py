@@ -21,6 +21,7 @@ __all__ = [
     "KafkaConnection",
     "LdapConnection",
     "MongodbConnection",
+    "MqttConnection",
     "MysqlConnection",
     "PoolSize",
     "PostgresqlConnection",
@@ -31,12 +32,15 @@ __all__ = [
     "Secrets",
     "Server",
     "Servers",
+    "StaticIds",
     "Texts",
     "Url",
 ]
 
 TIMEOUT_S = 5.0
 """Default time limit of a back end, seconds, as query_timeout of EMQX."""
+SESSION_S, SESSION_MAX_S = 7 * 86400.0, 0xFFFFFFFF
+"""Session Expiry Interval by default, and the longest one, seconds (MQTT 5.0 §3.1.2.11.2)."""
 CASSANDRA_PORT = 9042
 """Port of Cassandra's own protocol where none is given."""
 PULSAR, PULSAR_TLS = "pulsar://", "pulsar+ssl://"
@@ -298,6 +302,48 @@ class S3Connection(Section):
     tls_cert: File = _TLS_CERT
     tls_key: File = _TLS_KEY
     tls_verify: bool = _TLS_VERIFY
+
+
+class StaticIds(Section):
+    """Client ids of a node."""
+
+    node: str = Field("", max_length=256, description="Name of the node; empty: any.")
+    ids: Annotated[list[str], Allowed('a list of text, such as ["bridge-1"]')] = Field(
+        [], max_length=1024, description="Client ids, one for each connection."
+    )
+
+
+class MqttConnection(Connection):
+    """Another MQTT broker."""
+
+    proto_ver: Literal["v3", "v4", "v5"] = Field("v4", description="MQTT 3.1, 3.1.1 or 5.0.")
+    bridge_mode: bool = Field(
+        False, description="Whether the client says that it is a bridge, so that its own messages do not return; not with MQTT 5.0."
+    )
+    clientid_prefix: str = Field("", max_length=256, description="Begin of client ids; empty: `shardbroker`.")
+    static_clientids: list[StaticIds] = Field(
+        [], max_length=256, description="Client ids by node in place of made ones; their number is that of connections."
+    )
+    clean_start: bool = Field(False, description="Whether the server forgets the session with each connection.")
+    session_expiry_interval: Duration = Field(
+        SESSION_S, ge=0, le=SESSION_MAX_S, description="How long the server keeps the session without a connection; MQTT 5.0 only."
+    )
+    keepalive: Duration = Field(60.0, ge=0, le=65535, description="Longest time without a packet; 0s: none.")
+    max_inflight: Whole = Field(
+        1000, ge=1, le=65535, description="Most messages on their way to the server; its Receive Maximum may be less."
+    )
+    max_awaiting_rel: Whole = Field(
+        20,
+        ge=1,
+        le=65535,
+        description="Those of QoS 2 in MQTT 3.1 and 3.1.1, whose servers do not tell their limit; that of mosquitto is 20.",
+    )
+    receive_maximum: Whole = Field(1000, ge=1, le=65535, description="Most messages on their way from the server; MQTT 5.0 only.")
+    reconnect_interval: Duration = Field(
+        1.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="First delay between attempts to connect; it doubles up to 60s."
+    )
+    pool_size: PoolSize = Field(1, description="Connections of each process flows.")
+    timeout: BackendTimeout = Field(15.0, description="Longest wait for an answer; after it the connection is opened again.")
 
 
 class HttpConnection(Section):

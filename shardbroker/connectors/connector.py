@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from shardbroker.connectors.errors import describe
 
-__all__ = ["Connector", "Health", "PooledConnector", "State", "retry_delay_s"]
+__all__ = ["RETRY_MAX_S", "RETRY_MIN_S", "Connector", "Health", "Identity", "PooledConnector", "State", "retry_delay_s"]
 
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 15.0
 """Limits of the delay between attempts to reach a server: it doubles from the first to the second."""
@@ -22,10 +22,26 @@ JITTER = 0.5
 Lent = TypeVar("Lent")
 
 
-def retry_delay_s(failures: int, uniform: Callable[[float, float], float] = random.uniform) -> float:
+def retry_delay_s(
+    failures: int,
+    uniform: Callable[[float, float], float] = random.uniform,
+    least_s: float = RETRY_MIN_S,
+    most_s: float = RETRY_MAX_S,
+) -> float:
     """Returns the delay before the next attempt, in seconds: doubled by each failure in a row, with jitter."""
-    longest = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(max(failures - 1, 0), 30))
+    longest = min(most_s, least_s * 2.0 ** min(max(failures - 1, 0), 30))
     return longest * uniform(JITTER, 1)
+
+
+class Identity(NamedTuple):
+    """Where a connector is, for names at a server. origin: of the data directory, random. number: of the process flows. synced:
+    whether messages are on the disk before they are acknowledged."""
+
+    node: str
+    origin: str
+    number: int
+    processes: int
+    synced: bool = False
 
 
 class State(Enum):

@@ -82,12 +82,14 @@ class _Service:
             self._write("error", log_line("rule function not loaded", reason=problem))
         self._runner = Runner(self._table, topology.node_name, self._write)
         self._traces = RuleTraces(topology, place.slot, self._table)
-        processes = len(topology.places_of("flows"))
+        processes, synced = len(topology.places_of("flows")), topology.settings.durability.level == "machine"
         self._progress = Progress(topology, number, processes, self._table, self._lanes, self._write)
         stored, is_damaged = self._progress.stored, self._progress.is_damaged
         data_dir, node, end_of = topology.data_dir, topology.node_name, self._progress.end_of
         self._sources = Sources(number, processes, self._lanes, payload_max, self._table, self._wake)
-        self._sinks = Sinks(data_dir, node, number, self._table, stored, is_damaged, end_of, self._wake, self._sources)
+        self._sinks = Sinks(
+            data_dir, node, number, processes, synced, self._table, stored, is_damaged, end_of, self._wake, self._sources
+        )
         self._progress.of_sinks = lambda: self._sinks.figures(self._progress.known_feeds)
         others = Others(data_dir / "journal", number, processes, self._progress.written) if processes > 1 else None
         self._lookups = Lookups(self._sinks, self._lanes, self._progress.present_feeds, others, self._write)

@@ -24,8 +24,8 @@ OF_RESPONSES = (
 """Keys of a response, which clients send back with a change."""
 WITHOUT_EFFECT = (
     "auto_reconnect", "connect_timeout", "disable_prepared_statements", "enable_pipelining", "ipv6_probe", "max_inactive",
-    "max_part_size", "max_retries", "min_part_size", "no_ack", "pool_size", "pool_type", "request_timeout", "url_expire_time",
-    "wait_for_publish_confirmations",
+    "max_part_size", "max_retries", "min_part_size", "no_ack", "pool_size", "pool_type", "request_timeout", "retry_interval",
+    "url_expire_time", "wait_for_publish_confirmations",
 )  # fmt: skip
 """Keys of EMQX for which there is nothing to choose here, unless the type has them."""
 RESOURCE_WITHOUT_EFFECT = (

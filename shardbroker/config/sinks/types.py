@@ -10,6 +10,7 @@ from shardbroker.config.sinks.http import HttpAction, HttpConnector
 from shardbroker.config.sinks.influxdb import InfluxdbAction, InfluxdbConnector
 from shardbroker.config.sinks.kafka import KafkaAction, KafkaConnector, KafkaSource
 from shardbroker.config.sinks.mongodb import MongodbAction, MongodbConnector
+from shardbroker.config.sinks.mqtt import MqttAction, MqttConnector, MqttSource
 from shardbroker.config.sinks.mysql import MysqlAction, MysqlConnector
 from shardbroker.config.sinks.opents import OpentsAction, OpentsConnector
 from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector, TimescaleAction, TimescaleConnector
@@ -39,6 +40,7 @@ SINK_TYPES: dict[str, SinkType] = {
     "influxdb": SinkType("InfluxDB", InfluxdbConnector, InfluxdbAction),
     "kafka": SinkType("Kafka", KafkaConnector, KafkaAction, KafkaSource),
     "mongodb": SinkType("MongoDB", MongodbConnector, MongodbAction),
+    "mqtt": SinkType("MQTT", MqttConnector, MqttAction, MqttSource),
     "mysql": SinkType("MySQL", MysqlConnector, MysqlAction),
     "opents": SinkType("OpenTSDB", OpentsConnector, OpentsAction),
     "pgsql": SinkType("PostgreSQL", PgsqlConnector, PgsqlAction),

@@ -47,7 +47,7 @@ class SinkAction:
         self.last_error = ""
         self.retry_at_s = float("-inf")
         """When the next attempt to reach the server is due."""
-        self._backoff = Backoff(uniform)
+        self._backoff = Backoff(uniform, limits.retry_min_s, limits.retry_max_s)
         self._lanes: dict[int, Lane] = {}
         self._streams: dict[str, _Stream] = {}
         self._written: dict[str, int] = {}

@@ -29,7 +29,7 @@ def row_of(values: Any, columns: dict[str, Any], journal: str, position: int, nu
     client = columns.get("clientid")
     message = columns["id"] if columns["event"] == "message.publish" else ""
     client = client if type(client) is str else str(client)
-    return Row(journal, position, client, values, message, node, columns["timestamp"], number=number)
+    return Row(journal, position, client, values, message, node, columns["timestamp"], 0, number, columns.get("pub_props"))
 
 
 class LateReader:

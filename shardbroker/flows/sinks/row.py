@@ -1,6 +1,6 @@
 """A row of a rule on its way to a sink."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,8 @@ class Row:
     """Estimated memory, bytes; 0: size_of() is called."""
     number: int = 0
     """Of the rows of one record for one action, from 0."""
+    properties: Mapping[str, Any] | None = None
+    """Properties of the message of MQTT 5.0, as the column `pub_props` is; they are not counted in `size`."""
     done: Callable[[], None] | None = None
     """Called when the row is done, in place of a position; see SinkAction.admit_loose()."""
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from shardbroker.connectors.connector import Identity
 from shardbroker.connectors.errors import ConnectorError, missing_library
 from shardbroker.flows.cursors import Cursor
 from shardbroker.flows.feed import JournalFeed
@@ -75,15 +76,17 @@ class _Entry:
 
 
 class Sinks:
-    """Of process `number`. stored: (consumer, journal) -> cursor, of cursors.mdb. is_damaged: whether that was set aside. end_of:
-    where a new action begins. wake: wakes the process out of its sleep. sources: those of
-    the process, over the same connectors."""
+    """Of process `number` of so many. synced: at durability.level = machine. stored: (consumer, journal) -> cursor, of cursors.mdb.
+    is_damaged: whether that was set aside. end_of: where a new action begins. wake: wakes the process out of its sleep.
+    sources: those of the process, over the same connectors."""
 
     def __init__(
         self,
         data_dir: Path,
         node: str,
         number: int,
+        processes: int,
+        synced: bool,
         table: RuleTable,
         stored: Mapping[tuple[str, str], Cursor],
         is_damaged: bool,
@@ -92,8 +95,8 @@ class Sinks:
         sources: Sources,
     ) -> None:
         self.sources = sources
-        self._data_dir, self._node, self._number, self._table, self._wake = data_dir, node, number, table, wake
-        self.wake = wake
+        self._data_dir, self._node, self._number, self._table, self.wake = data_dir, node, number, table, wake
+        self._processes, self._synced = processes, synced
         self._stored = {key: cursor for key, cursor in stored.items() if key[0].startswith(CONSUMER)}
         self._is_damaged, self._end_of = is_damaged, end_of
         self.problems: dict[str, str] = {}
@@ -246,12 +249,15 @@ class Sinks:
         found = read_definitions(content)
         self.problems = dict(found.problems)
         if (found.connectors or found.actions) and self._runner is None:
-            self._runner = SinkRunner(self._wake)
+            self._runner = SinkRunner(self.wake)
         before = self._connectors
         self._connectors = self._connected(found, before)
         replaced = [handle for id, (_, handle) in before.items() if self._connectors.get(id, (None, None))[1] is not handle]
         ended, begun, changed = self._replace(found, feeds)
         handles = {id: handle for id, (_, handle) in self._connectors.items()}
+        for id, handle in handles.items():
+            if hasattr(handle.connector, "sources"):
+                handle.connector.sources = {f"$source:{one.id}" for one in found.sources.values() if one.connector == id}
         sources = self.sources.replace(found, handles, self._runner, lambda source: self._make_source(source, found))
         for handle in handles.values():
             handle.users = sum(entry.connector is handle for entry in self._entries.values()) + self.sources.users_of(handle)
@@ -278,7 +284,10 @@ class Sinks:
                 connectors[id] = known
                 continue
             try:
-                connectors[id] = definition, ConnectorHandle(id, self._connect(definition))
+                connector = self._connect(definition)
+                if hasattr(connector, "identity"):
+                    connector.identity = Identity(self._node, self._origin_of(), self._number, self._processes, self._synced)
+                connectors[id] = definition, ConnectorHandle(id, connector)
             except Exception as error:  # of a driver: one connector is not used, the process works
                 self.problems[f"connector {id}"] = _problem(error)
         return connectors
@@ -351,7 +360,7 @@ class Sinks:
         if hasattr(driver, "limits"):
             limits = driver.limits(limits)
         action = SinkAction(id, limits)
-        server = ActionServer(action, driver, Complaints(id, self._runner.write), self._runner.failed, self._wake)
+        server = ActionServer(action, driver, Complaints(id, self._runner.write), self._runner.failed, self.wake)
         return _Entry(definition, action, server, connector)
 
     def _make_source(self, definition: SourceDefinition, found: Definitions) -> SourceDriver:
@@ -496,7 +505,7 @@ class Sinks:
         """Checks the settings of a connector, and of an action or a source unless it is None; `answer` makes the answer, which the
         runner has then. work: is done with the connector next."""
         if self._runner is None:
-            self._runner = SinkRunner(self._wake)
+            self._runner = SinkRunner(self.wake)
         try:
             connector = self._connect(ConnectorDefinition(f"{kind}:probe", kind, settings_of(kind, "connector", settings)))
             driver = None

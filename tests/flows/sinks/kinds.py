@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pymongo
 
+from tests.flows.bridges.far import Far
 from tests.flows.sinks.service import Service
 from tests.servers.cassandra import ACCOUNT as CASSANDRA_ACCOUNT
 from tests.servers.cassandra import cassandra
@@ -569,6 +570,34 @@ def _opents(where: Path) -> Iterator[Sink]:
         )
 
 
+# --- MQTT -------------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _mqtt(where: Path) -> Iterator[Sink]:
+    """Another broker of this kind, whose messages a rule writes to a file. Logins are tested against mosquitto (test_mqtt.py)."""
+    with Far(where / "far", settings={"mqtt.max_awaiting_rel": 1000}) as far:
+        connector = {"server": far.server, "proto_ver": "v5", "timeout": "1s"}
+
+        def stored() -> Any:
+            (payload,) = [payload for topic, payload in far.seen().messages if topic == "far/typed"]
+            return {name: value for name, value in json.loads(payload).items() if name in (*"iftb", "gone")}
+
+        yield Sink(
+            connector=connector,
+            refused={**connector, "server": "127.0.0.1:1"},
+            reason="connection refused",
+            parameters={"topic": "far/${x}", "payload": '{"w": ${w}, "n": ${n}}', "qos": 2, "retain": False},
+            read=lambda: far.seen().rows,
+            typed={"topic": "far/typed", "payload": "", "qos": 1, "retain": False},
+            stored=stored,
+            shown={"i": INTEGER, "f": FLOAT, "t": TEXT, "b": {"$bytes": "AP8="}, "gone": "undefined"},
+            measured={"topic": "far/measured", "qos": 1, "retain": False},
+            server=far,
+            rewinds=False,
+        )
+
+
 # --- HTTP, files ------------------------------------------------------------------------------------------------------------------
 
 
@@ -631,6 +660,7 @@ KINDS = {
     "influxdb": Kind(_influxdb, {"x": "text"}),
     "kafka": Kind(_kafka, {"x": "y" * 12_000}),
     "mongodb": Kind(_mongodb, {"n": 3}),
+    "mqtt": Kind(_mqtt, {"x": "#"}),
     "mysql": Kind(_mysql, {"x": 13}),
     "opents": Kind(_opents, {"x": "no tag"}),
     "pgsql": Kind(_pgsql, {"x": 13}),
@@ -640,5 +670,5 @@ KINDS = {
     "s3": Kind(_s3, None),
     "timescale": Kind(_timescale, {"x": 13}),
 }
-"""The types by name. Poison rows are rejected by the server, but for `opents`, where the driver rejects what OpenTSDB
-would, and `pulsar`, whose library rejects what the server has named as too large."""
+"""The types by name. Poison rows are rejected by the server, but for `opents` and `mqtt`, where the driver does, and `pulsar`, whose
+library rejects what the server has named as too large."""
