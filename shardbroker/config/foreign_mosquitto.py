@@ -6,6 +6,7 @@ from typing import Any
 
 from shardbroker.config.foreign import Imported
 from shardbroker.config.foreign_mosquitto_acl import convert_acl
+from shardbroker.config.foreign_mosquitto_bridge import Bridges
 
 __all__ = ["GLOBAL", "PER_LISTENER", "read_mosquitto"]
 
@@ -41,14 +42,12 @@ PER_LISTENER = {
 }
 REMARKS = {
     "persistence_location": "process.data_dir is chosen with the service; mosquitto.db is not read: no session is there yet",
-    "connection": "bridges are not built yet",
 }
 HARMLESS = re.compile(
     r"allow_duplicate_messages|allow_zero_length_clientid|check_retain_source|max_inflight_bytes|max_keepalive|max_queued_bytes|max_qos|max_topic_alias|memory_limit|set_tcp_nodelay|websockets_(?:log_level|headers_size)"
-    r"|connection|address|addresses|bridge_.*|cleansession|idle_timeout|keepalive_interval|local_.*|notification.*|remote_.*"
-    r"|restart_timeout|round_robin|start_type|threshold|topic|try_private|http_dir|socket_domain|max_topic_alias.*|global_max_.*"
+    r"|http_dir|socket_domain|max_topic_alias.*|global_max_.*"
 )
-"""Keys without an effect on access control; the second line and the third are keys of bridges."""
+"""Keys without an effect on access control."""
 PLACES = re.compile(r"pid_file|user|log_.*|connection_messages|persistence_.*|autosave_.*")
 """Keys about the process itself."""
 LOGIN = ("allow_anonymous", "password_file", "acl_file")
@@ -72,6 +71,7 @@ def read_mosquitto(text: str, acl: Callable[[str], str | None] = lambda path: No
     current: dict[str, Any] = {}
     login: dict[str, str] = {}
     closed: list[str] = []
+    bridges = Bridges()
     for line in text.splitlines():
         line = line.strip()
         if not line or line.startswith("#"):
@@ -86,6 +86,8 @@ def read_mosquitto(text: str, acl: Callable[[str], str | None] = lambda path: No
             listeners.append(current)
         elif key in LOGIN:
             login[key] = value
+        elif key != "listener" and bridges.note(key, value, line):
+            pass
         elif key in PER_LISTENER or key == "mount_point" or key in NO_LISTENER:
             if not listeners and not current:
                 current = {"bind": "127.0.0.1:1883", "said": {}}
@@ -108,6 +110,7 @@ def read_mosquitto(text: str, acl: Callable[[str], str | None] = lambda path: No
     if listeners and not any(taken):
         closed.append("no listener could be taken over")
     _take_login(found, login, closed, bool(listeners))
+    bridges.take(found)
     _take_rules(found, login, acl)
     return found
 
