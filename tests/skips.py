@@ -34,7 +34,7 @@ LISTED = (
     *(
         Listed(f"needs {program}", files, f"{part} from Debian", PACKAGES)
         for program, files, part in (
-            ("mosquitto(_sub)?", "tests/(clients|docs|perf)/", "mosquitto"),
+            ("mosquitto(_sub|_pub)?", "tests/(clients|docs|flows|perf)/", "mosquitto"),
             ("openssl", "tests/edge/", "OpenSSL's client"),
             ("valgrind", "tests/perf/", "valgrind"),
             ("java", "tests/spark/", "Java"),

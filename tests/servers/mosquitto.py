@@ -19,7 +19,7 @@ PASSWORD = "dbsecret"
 @contextmanager
 def mosquitto_server(*lines: str, login: str = "", acl: str = "", port: int = 0) -> Iterator[Service]:
     """lines: of the configuration, besides the listener. login: a user name, whose password is PASSWORD. acl: rules of acl_file."""
-    program = shutil.which("mosquitto") or needed("/usr/sbin/mosquitto")
+    program = needed("mosquitto")
     with folder() as where:
         port = port or free_port()
         config = where / "mosquitto.conf"
