@@ -670,5 +670,5 @@ KINDS = {
     "s3": Kind(_s3, None),
     "timescale": Kind(_timescale, {"x": 13}),
 }
-"""The types by name. Poison rows are rejected by the server, but for `opents` and `mqtt`, where the driver does, and `pulsar`, whose
-library rejects what the server has named as too large."""
+"""The types by name. Poison rows are rejected by the server, but for `opents` and `mqtt`, where the driver does, and for `pulsar`,
+whose library rejects what the server has named as too large."""
