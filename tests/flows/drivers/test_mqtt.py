@@ -264,7 +264,7 @@ def test_qos_2_once_over_a_kill(server: Service, tmp_path: Path, version: str, m
         assert await one.write(rows) == []
         return stored
 
-    with subscriber(server, tmp_path / "out", "in/#", "-F", "%p") as file:
+    with subscriber(server, tmp_path / "out", "in/#", "-F", "%p", "-V", "mqttv311") as file:
         over = connector(server, tmp_path, proto_ver=version)
         run(first(), over)
         over = connector(server, tmp_path, proto_ver=version)
