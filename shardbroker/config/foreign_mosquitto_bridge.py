@@ -1,6 +1,6 @@
 """Import of the bridges of mosquitto.conf: `connection NAME` and the keys behind it.
 
-A bridge becomes a connector `mqtt:NAME`; each topic that goes out an action and a rule, each that comes in a source.
+A bridge becomes a connector `mqtt:NAME`; each outgoing topic an action and a rule, each incoming one a source.
 """
 
 import re
@@ -74,7 +74,7 @@ class Bridges:
         self._bridges: list[tuple[str, list[tuple[str, str, str]]]] = []
 
     def note(self, key: str, value: str, line: str) -> bool:
-        """Notes a line; returns False if it is none of a bridge."""
+        """Notes a line; returns False if it does not belong to a bridge."""
         if key == "connection":
             self._bridges.append((value, []))
             return True

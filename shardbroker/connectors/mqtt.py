@@ -61,7 +61,7 @@ class Mqtt(Connector[MqttClient]):
 
     @property
     def size(self) -> int:
-        """Clients of this process. Raises ConnectorError if there are none."""
+        """Clients of this process. Raises ConnectorError before they exist."""
         if self.identity is None or not self.settings.static_clientids:
             return self.settings.pool_size
         return len(self._static_ids(self.identity))

@@ -148,7 +148,7 @@ class MqttClient(asyncio.Protocol):
         self._wire: _Wire | None = None
         self._opening = asyncio.Lock()
         self.turn = asyncio.Lock()
-        """Of those who send messages of QoS 2."""
+        """Of the actions that send messages of QoS 2."""
         self._room = self._most_room = 0
         """Messages that may be sent before an acknowledgement, and their number at first (MQTT 5.0 §4.9)."""
         self._room_of_qos2 = self._most_of_qos2 = 0

@@ -23,7 +23,7 @@ ANSWER_MAX: Final = 65536
 """Most bytes of an answer."""
 
 PulsarLogin = tuple[bytes, bytes]
-"""Name of the method and its data; empty ones: there is none."""
+"""Name of the method and its data; empty ones: no login."""
 
 
 async def log_in(reader: StreamReader, writer: StreamWriter, login: PulsarLogin) -> bool:

@@ -309,7 +309,7 @@ class PulsarSink:
         self._is_constant = all(isinstance(one, str) for one in placeholders(parameters.pulsar_topic))
         self._messages = _Messages(parameters)
         self._is_together = _is_together(parameters)
-        """Whether messages are stored together. If not, one that was rejected has no second attempt, which comes behind others."""
+        """Whether messages are stored together. If not, a rejected one is not tried again, since others may have followed it."""
         self._producers: _Producers | None = None
         self._turn = 0
         self.stores_cursor = parameters.exactly_once

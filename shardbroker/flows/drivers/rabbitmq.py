@@ -1,6 +1,6 @@
 """RabbitMQ: rows as messages that the server confirms, and messages of a queue.
 
-A batch is one write of frames. A message that comes back because no queue gets it, and one that the server refuses, fail alone.
+A batch is one write of frames. A message that is returned because no queue gets it, and one that the server refuses, fail alone.
 """
 
 import asyncio
