@@ -154,6 +154,7 @@ def test_all_pages_at_all_sizes_dark_and_light(
         found += checked_at_all_sizes(page, path.strip("/") or "overview")
     for path, id in (("connectors", f"http:{LONG}"), ("actions", f"http:{LONG}")):
         page.goto(f"http://127.0.0.1:{served.api_port}/dashboard/{path}")
+        page.wait_for_load_state("networkidle")  # a click before the page is connected has no effect
         page.get_by_text(id, exact=True).click()
         page.get_by_role("button", name="Test connection").click()
         expect(page.get_by_test_id("probe")).to_contain_text("refused")
