@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.rest import Rest
+from tests.api.rest import ApiBroker, Rest
 from tests.harness import until
 
 CONNECTOR: dict[str, Any] = {
@@ -86,6 +86,18 @@ def test_rules_name_them(made: Rest) -> None:
         assert made.refused("POST", "/rules", {"id": "x", "sql": f'SELECT * FROM "{name}"', "actions": []})[0] == 400
     for id in ("new", "old"):
         made.good("DELETE", f"/rules/{id}")
+
+
+def test_one_whose_server_answers_is_tried_made_and_removed(rest: Rest, served: ApiBroker) -> None:
+    """The server is this broker."""
+    rest.good("POST", "/connectors", {"type": "mqtt", "name": "own", "server": f"127.0.0.1:{served.address[1]}"})
+    source = {"type": "mqtt", "name": "in", "connector": "own", "parameters": {"topic": "in/#"}}
+    rest.good("POST", "/sources_probe", source)
+    rest.good("POST", "/sources", source)
+    until(lambda: rest.good("GET", "/sources/mqtt:in")["status"] == "connected")
+    rest.good("DELETE", "/sources/mqtt:in")
+    assert rest.refused("GET", "/sources/mqtt:in")[0] == 404
+    rest.good("DELETE", "/connectors/mqtt:own")
 
 
 def test_a_probe_says_what_is_wrong(made: Rest) -> None:

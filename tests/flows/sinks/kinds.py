@@ -17,6 +17,7 @@ import pymongo
 
 from tests.flows.bridges.far import Far
 from tests.flows.sinks.service import Service
+from tests.harness import until
 from tests.servers.cassandra import ACCOUNT as CASSANDRA_ACCOUNT
 from tests.servers.cassandra import cassandra
 from tests.servers.disk import small_disk
@@ -580,7 +581,7 @@ def _mqtt(where: Path) -> Iterator[Sink]:
         connector = {"server": far.server, "proto_ver": "v5", "timeout": "1s"}
 
         def stored() -> Any:
-            (payload,) = [payload for topic, payload in far.seen().messages if topic == "far/typed"]
+            (payload,) = until(lambda: [payload for topic, payload in far.seen().messages if topic == "far/typed"])
             return {name: value for name, value in json.loads(payload).items() if name in (*"iftb", "gone")}
 
         yield Sink(
