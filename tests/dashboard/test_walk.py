@@ -20,8 +20,8 @@ from tests.servers.postgresql import postgresql
 __all__ = ["browser", "look", "pytestmark", "rest", "served"]
 
 WALK = (
-    "/", "/clients", "/subscriptions", "/retained", "/access", "/rules", "/connectors", "/actions", "/websocket", "/trace",
-    "/diagnose", "/journals", "/plugins", "/settings",
+    "/", "/clients", "/subscriptions", "/retained", "/access", "/rules", "/connectors", "/actions", "/sources", "/websocket",
+    "/trace", "/diagnose", "/journals", "/plugins", "/settings",
 )  # fmt: skip
 SIZES = {"wide": (1400, 900), "tablet": (1024, 768), "phone": (390, 844)}
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
