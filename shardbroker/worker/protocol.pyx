@@ -6,7 +6,7 @@ from shardbroker.hooks.masks cimport HOOK_CLIENT_PING
 from shardbroker.mqtt.codec cimport FixedHeader, read_fixed_header
 from shardbroker.mqtt.packets cimport LOGIN_PACKET_MAX, decode_body
 from shardbroker.mqtt.spec cimport (
-    AUTH, CONNECT, DISCONNECT, PACKET_TOO_LARGE, PINGREQ, PINGREQ_FIRST, PROTOCOL_ERROR, PUBACK, PUBCOMP, PUBLISH, QUOTA_EXCEEDED,
+    AUTH, BRIDGE_BIT, CONNECT, DISCONNECT, PACKET_TOO_LARGE, PINGREQ, PINGREQ_FIRST, PROTOCOL_ERROR, PUBACK, PUBCOMP, PUBLISH, QUOTA_EXCEEDED,
     SUBSCRIBE, UNSUBSCRIBE,
 )
 from shardbroker.worker.channel cimport AUTHENTICATING, CLOSING, CONNECTED, SIDE_SERVER, WAIT_CONNECT
@@ -67,8 +67,9 @@ cdef bint may_begin(Channel channel, const uint8_t* packet, const FixedHeader* h
     """Whether the next packet before CONNACK may be read: `here` of its `whole` bytes have arrived."""
     if channel.state == WAIT_CONNECT and min(here, whole) > header.size + LEVEL_AT and packet[header.size + 1] == 4:
         channel.announced_version = packet[header.size + LEVEL_AT]
-    elif channel.state == WAIT_CONNECT and min(here, whole) > header.size + LEVEL_AT_31 and packet[header.size + 1] == 6:
-        channel.announced_version = packet[header.size + LEVEL_AT_31]      # behind the longer name of MQTT 3.1
+    elif channel.state == WAIT_CONNECT and min(here, whole) > header.size + LEVEL_AT_31 and packet[header.size + 1] == 6 \
+            and packet[header.size + LEVEL_AT_31] & ~BRIDGE_BIT == 3:              # with this name, no other level has a meaning
+        channel.announced_version = packet[header.size + LEVEL_AT_31]
     if channel.state == WAIT_CONNECT and header.first >> 4 != CONNECT:
         # [MQTT-3.1.0-1]: no reply, as nothing indicates that the peer speaks MQTT.
         channel.context.count(CLIENT_CLOSED_NOT_CONNECT)
