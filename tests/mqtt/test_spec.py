@@ -18,6 +18,8 @@ NAMESAKES = {
     "shardbroker/access/rules.py": "actions of a rule, as bits",
     "shardbroker/access/wire.py": "kinds of requests",
     "shardbroker/cluster/faults.py": "reasons of BYE between nodes",
+    "shardbroker/connectors/pulsar_login.py": "commands of Pulsar",
+    "shardbroker/flows/drivers/rabbitmq.py": "methods of AMQP",
     "shardbroker/journal/schema.py": "a file format, which does not follow this table",
     "shardbroker/transport/websocket.pyx": "close codes of WebSocket",
 }
