@@ -108,10 +108,8 @@ cdef class Session(Subscriber):
             qos = publication.qos
         if self.ended:
             return 0
-        if self.fetching:
-            self.context.delivers_live(self, publication)
-        if self.place is not None and self.place.watched:
-            return watched_delivery(self, publication, qos, retain, ids, share)
+        if self.fetching or (self.place is not None and self.place.watched):
+            return special_delivery(self, publication, qos, retain, ids, share)
         if publication.expires_ms and publication.expires_ms < self.context.now_ms:
             # It expired in a ring, or at another member of its group [MQTT-3.3.2-5].
             self.context.delivery_dropped(self, publication, DELIVERY_DROPPED_EXPIRED, "expired")
@@ -598,17 +596,24 @@ cdef class Session(Subscriber):
         return 0
 
 
-cdef int deliver_watched(Session session, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
-    """Delivers a message to a session that has another node, or had one: what the router does not want in it is left out."""
+cdef int deliver_specially(Session session, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
+    """Delivers a message to a session with look-ups in a database, or one that has another node, or had one.
+
+    What the router does not want in a session of the second kind is left out.
+    """
+    cdef int taking = TAKEN
+    if session.fetching:
+        session.context.delivers_live(session, publication)
     if publication.expires_ms and publication.expires_ms < session.context.now_ms:
         session.context.delivery_dropped(session, publication, DELIVERY_DROPPED_EXPIRED, "expired")
         return 0
-    cdef int taking = session.context.takes(session, publication, qos)
+    if session.place is not None and session.place.watched:
+        taking = session.context.takes(session, publication, qos)
     if taking == TAKEN_BEHIND:
         return session.enqueue_behind(publication, qos, retain, ids, share)
     return session.send_or_queue(publication, qos, retain, ids, share) if taking == TAKEN else 0
 
 
 # A pointer, so that the compiler does not inline it: the other deliveries would pay 16 instructions each.
-cdef int (*watched_delivery)(Session, Publication, uint8_t, bint, bytes, tuple) except -1
-watched_delivery = deliver_watched
+cdef int (*special_delivery)(Session, Publication, uint8_t, bint, bytes, tuple) except -1
+special_delivery = deliver_specially

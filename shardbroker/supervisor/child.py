@@ -1,6 +1,7 @@
 """One place in the process tree, and the first lines that run in its process."""
 
 import ctypes
+import gc
 import os
 import signal
 import time
@@ -50,6 +51,8 @@ class Child:
         """Forks a process. Raises OSError if the system has no resources for one."""
         self._started_at = time.monotonic()
         self.restart_at = None
+        gc.collect()
+        gc.freeze()  # a collection in the new process would write to the pages of all objects, and so copy them
         process = multiprocess.get_context("fork").Process(target=_run, args=(self.place, os.getpid(), topology), name=self.title)
         with signals.held():
             process.start()

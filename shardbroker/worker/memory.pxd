@@ -23,6 +23,7 @@ cdef class MemoryWatch:
     cdef int number, workers               # of this worker; of them all
     cdef int statm                         # descriptor of /proc/self/statm
     cdef list files                        # on tmpfs: tables whose pages no process counts
+    cdef uint64_t inherited                # memory shared since the fork, bytes: it is there once for all processes
     cdef uint64_t mark                     # for all workers together, bytes; 0: no limit
     cdef uint64_t own                      # private memory of this process when it was last measured, bytes
     cdef uint64_t floor                    # the same at the start

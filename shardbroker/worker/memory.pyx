@@ -59,6 +59,19 @@ def file_bytes(path) -> int:
         return 0
 
 
+def inherited_bytes() -> int:
+    """Returns the anonymous memory that this process shares with others since its fork, less its part of it.
+
+    Returns 0 where the kernel does not report it.
+    """
+    try:
+        with open("/proc/self/smaps_rollup") as file:
+            sizes = {line.partition(":")[0]: line.split()[1] for line in file if line.endswith("kB\n")}
+        return max(int(sizes["Anonymous"]) - int(sizes["Pss_Anon"]), 0) << 10
+    except (OSError, KeyError):
+        return 0
+
+
 cdef class MemoryWatch:
     """mark: of all workers together, bytes, 0 for none. counters: the shared ones, where each worker says what it takes.
     files: tables on tmpfs, which take memory too."""
@@ -72,6 +85,7 @@ cdef class MemoryWatch:
         self.contributions = {}
         self.greedy = {}
         self.statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self.inherited = inherited_bytes()
         self.floor = self.own = self.measure()
 
     def __dealloc__(self):
@@ -79,7 +93,7 @@ cdef class MemoryWatch:
             os.close(self.statm)
 
     cdef uint64_t measure(self) except? 0:
-        """Private memory of this process, bytes: resident less what is shared or belongs to files."""
+        """Private memory of this process, bytes: resident less what is shared, was inherited or belongs to files."""
         cdef char text[128]
         cdef char* at = text
         cdef uint64_t resident, shared
@@ -90,7 +104,8 @@ cdef class MemoryWatch:
         strtoul(at, &at, 10)
         resident = strtoul(at, &at, 10)
         shared = strtoul(at, &at, 10)
-        return (resident - min(shared, resident)) * <uint64_t>sysconf(_SC_PAGESIZE)
+        resident = (resident - min(shared, resident)) * <uint64_t>sysconf(_SC_PAGESIZE)
+        return resident - min(self.inherited, resident)
 
     cdef int look(self, uint64_t now_ms) except -1:
         cdef CounterSlot slot = self.counters.slot(self.number)

@@ -19,8 +19,6 @@ from tests.overload.clients import UNREAD_BYTES, Flood, Pinger, RoundTrips
 WORKERS = 2
 LIMIT_MB = 400
 """overload.memory_high_water of the brokers here, MB."""
-NEWCOMERS_MB = 220
-"""Likewise, where newcomers are refused: the broker without clients has 122 MB, and they are taken again below some 135."""
 SETTLE_S = 0.5
 BACK_S = 20.0
 """How long memory may take to come back."""
@@ -464,9 +462,7 @@ def memory_runs_short(apart: bool = False, limit_mb: int = 250, size: int = 2000
     return outcome
 
 
-def too_many_connections(
-    limit_mb: int = NEWCOMERS_MB, most: int = 6000, will_bytes: int = 60_000, in_steps: bool = False
-) -> Outcome:
+def too_many_connections(limit_mb: int = 200, most: int = 6000, will_bytes: int = 60_000, in_steps: bool = False) -> Outcome:
     """Connections whose wills fill the memory, until newcomers are refused.
 
     in_steps: a fifth is closed before the others, and a few stay, whose memory is at the end of the heap. So each worker gives back

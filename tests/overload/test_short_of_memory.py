@@ -13,7 +13,7 @@ from tests.overload.scenarios import overloaded_broker
 pytestmark = [pytest.mark.own_broker, pytest.mark.timeout(120)]
 
 QUOTA_EXCEEDED = 0x97
-LIMIT_MB = 160
+LIMIT_MB = 128
 MESSAGE_BYTES, MESSAGES_MAX = 500_000, 600
 PARTIAL_MAX = 4096
 """Bytes of a CONNECT whose end is waited for."""
