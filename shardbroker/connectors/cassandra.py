@@ -24,7 +24,7 @@ from cassandra import (
 )
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
-from cassandra.connection import ConnectionException
+from cassandra.connection import ConnectionBusy, ConnectionException
 from cassandra.policies import ConstantReconnectionPolicy, DCAwareRoundRobinPolicy, TokenAwarePolicy
 from cassandra.query import PreparedStatement, SimpleStatement
 
@@ -39,6 +39,8 @@ IN_FLIGHT: Final = 32
 """Requests of one call of execute() under way; `concurrent_writes` of a node is 32 by default."""
 THREADS: Final = 4
 """Of what blocks: an attempt to connect may outlast the wait for it."""
+BUSY_S: Final = 0.01
+"""Pause before statements are sent again for which the sockets had no room."""
 RECONNECT_S: Final = 2.0
 """Between two attempts of the library to reach a node that is down."""
 HEARTBEAT_S: Final = 5.0
@@ -221,19 +223,30 @@ class _Requests:
     async def done(self) -> list[Exception | None]:
         """Returns the error of each statement."""
         errors: list[Exception | None] = [None] * len(self._statements)
-        sent = answered = 0
-        while answered < sent or (sent < len(errors) and self.fatal is None):
-            while sent < len(errors) and sent - answered < IN_FLIGHT and self.fatal is None:
-                self._send(sent)
-                sent += 1
+        waiting, under_way, answered_s = deque(range(len(errors))), 0, self._loop.time()
+        while under_way or (waiting and self.fatal is None):
+            while waiting and under_way < IN_FLIGHT and self.fatal is None:
+                self._send(waiting.popleft())
+                under_way += 1
             await self._rung()
+            not_sent = []
             while self._answers:
                 at, error = self._answers.popleft()
+                under_way -= 1
+                if _is_busy(error):
+                    not_sent.append(at)
+                    continue
+                answered_s = self._loop.time()
                 errors[at] = error
-                answered += 1
                 if error is not None and self.fatal is None and not is_refused(error):
                     self.fatal = error
-        errors[sent:] = [self.fatal] * (len(errors) - sent)
+            if not_sent:
+                if self._loop.time() - answered_s > self._silence_s:
+                    raise TimeoutError
+                waiting.extendleft(reversed(not_sent))
+                await asyncio.sleep(BUSY_S)
+        for at in waiting:
+            errors[at] = self.fatal
         return errors
 
     def _send(self, at: int) -> None:
@@ -275,6 +288,12 @@ class _Requests:
                 await self._bell
         if self._bell.done():
             self._bell = self._loop.create_future()
+
+
+def _is_busy(error: Exception | None) -> bool:
+    """Returns whether a statement was not sent, since sockets take no more for now: of a batch with large values."""
+    found = error.errors if isinstance(error, NoHostAvailable) and isinstance(error.errors, dict) else {}
+    return any(isinstance(one, ConnectionBusy) for one in found.values())
 
 
 def _address(server: str) -> tuple[str, int]:

@@ -382,8 +382,7 @@ def test_poison_among_ten_thousand(server: CassandraServer, session: Any) -> Non
 
     done = run(scenario(), over)
     reasons = {row.values["n"]: text for row, text in done.failed}
-    assert all(one.endswith("the connection was closed") for one in done.attempts)  # the node may close it behind 16 MB
-    assert sorted(reasons) == sorted(set(wrong) - {777})
+    assert not done.attempts and sorted(reasons) == sorted(set(wrong) - {777})
     for at in reasons:
         assert reasons[at].startswith(wrong[at][2]), reasons[at]
     found = {one.n for one in session.execute("SELECT n FROM rows")}
