@@ -99,41 +99,32 @@ class Definitions:
 def read_definitions(content: Mapping[str, Any]) -> Definitions:
     """Returns the definitions of flows.json."""
     found = Definitions()
-    for one in _listed(content, "connectors"):
-        try:
-            settings = settings_of(one["type"], "connector", one.get("settings"))
-        except ValueError as error:
-            found.problems[f"connector {one['id']}"] = str(error)
-            continue
+    for one, settings in _usable(content, "connector", found.problems, "connector "):
         if settings.enable:
             found.connectors[one["id"]] = ConnectorDefinition(one["id"], one["type"], settings)
         else:
             found.disabled.add(one["id"])
-    for one in _listed(content, "actions"):
-        try:
-            settings = settings_of(one["type"], "action", one.get("settings"))
-        except ValueError as error:
-            found.problems[one["id"]] = str(error)
-            continue
+    for one, settings in _usable(content, "action", found.problems):
         if settings.enable:
             found.actions[one["id"]] = ActionDefinition(one["id"], one["type"], settings)
-    for one in _listed(content, "sources"):
-        try:
-            settings = settings_of(one["type"], "source", one.get("settings"))
-        except ValueError as error:
-            found.problems_of_sources[one["id"]] = str(error)
-            continue
+    for one, settings in _usable(content, "source", found.problems_of_sources):
         if settings.enable:
             found.sources[one["id"]] = SourceDefinition(one["id"], one["type"], settings)
     _check_fallbacks(found)
     return found
 
 
-def _listed(content: Mapping[str, Any], part: str) -> Iterator[dict[str, Any]]:
-    listed = content.get(part)
+def _usable(
+    content: Mapping[str, Any], part: str, problems: dict[str, str], prefix: str = ""
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yields the definitions of a part with their models, and notes the problem of each other one behind `prefix` and its id."""
+    listed = content.get(f"{part}s")
     for one in listed if isinstance(listed, list) else ():
         if isinstance(one, dict) and isinstance(one.get("id"), str) and isinstance(one.get("type"), str):
-            yield one
+            try:
+                yield one, settings_of(one["type"], part, one.get("settings"))
+            except ValueError as error:
+                problems[f"{prefix}{one['id']}"] = str(error)
 
 
 def settings_of(kind: str, part: str, settings: object) -> ConnectorSection | ActionSection | SourceSection:
