@@ -14,6 +14,10 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t
 from libc.string cimport memcmp, memcpy, memset
 
+from shardbroker.transport.crypto cimport dlsym, find_library
+
+from shardbroker.transport.crypto import NAMES as CRYPTO
+
 __all__ = ["KEY_BYTES", "SessionTickets"]
 
 ctypedef void* (*ctx_of_type)(const void* connection) noexcept nogil
@@ -26,11 +30,6 @@ ctypedef int (*init_type)(void* context, const void* cipher, void* engine, const
 ctypedef int (*hmac_init_type)(void* context, const void* key, int size, const void* digest, void* engine) noexcept nogil
 ctypedef int (*random_type)(uint8_t* target, int size) noexcept nogil
 ctypedef const void* (*getter_type)() noexcept nogil
-
-cdef extern from "<dlfcn.h>" nogil:
-    void* dlopen(const char* name, int flags)
-    void* dlsym(void* library, const char* name)
-    int RTLD_NOW, RTLD_LOCAL, RTLD_NOLOAD
 
 cdef extern from "<unistd.h>" nogil:
     ssize_t write_bytes "write" (int fd, const void* data, size_t size)
@@ -48,7 +47,7 @@ cdef enum:
 
 KEY_BYTES = NAME_SIZE + 2 * SECRET_SIZE
 """Bytes of a key: its name, the key of the cipher, the key of the MAC."""
-LIBRARIES = ((b"libssl.so.3", b"libcrypto.so.3"), (b"libssl.so.1.1", b"libcrypto.so.1.1"))
+TLS = (b"libssl.so.3", b"libssl.so.1.1")
 
 cdef struct TicketKey:
     uint8_t name[NAME_SIZE]
@@ -77,13 +76,8 @@ cdef bint load() except -1:
     """Returns whether all that is needed is there."""
     global ctx_of, set_data, get_data, set_callback, encrypt_init, decrypt_init, hmac_init, random_bytes, server_method
     global cipher_of_tickets, digest_of_tickets, data_index
-    cdef void* tls = NULL
-    cdef void* crypto = NULL
-    for one, other in LIBRARIES:
-        tls = dlopen(<const char*>one, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)
-        crypto = dlopen(<const char*>other, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)
-        if tls != NULL and crypto != NULL:
-            break
+    cdef void* tls = find_library(TLS)
+    cdef void* crypto = find_library(CRYPTO)
     if tls == NULL or crypto == NULL:
         return False
     ctx_of = <ctx_of_type>dlsym(tls, "SSL_get_SSL_CTX")

@@ -25,7 +25,13 @@ cdef enum Digest:
     SHA384
     DIGESTS
 
+cdef extern from "<dlfcn.h>" nogil:
+    void* dlsym(void* library, const char* name)
+
 cdef bint available() noexcept
+
+# Returns a handle of the first library that is found, preferably of one that is loaded in this process already; NULL without any.
+cdef void* find_library(tuple names)
 
 cdef size_t key_size(int cipher) noexcept
 cdef size_t digest_size(int digest) noexcept

@@ -17,7 +17,6 @@ ctypedef uint8_t* (*hmac_type)(const void* digest, const void* key, int key_size
 
 cdef extern from "<dlfcn.h>" nogil:
     void* dlopen(const char* name, int flags)
-    void* dlsym(void* library, const char* name)
     int RTLD_NOW, RTLD_LOCAL, RTLD_NOLOAD
 
 cdef enum:
@@ -38,11 +37,10 @@ cdef const void* ciphers[<int>CIPHERS]
 cdef const void* digests[<int>DIGESTS]
 
 
-cdef void* find_library():
-    """Returns a handle of libcrypto, preferably of one that is loaded in this process already."""
+cdef void* find_library(tuple names):
     cdef void* library
     for flags in (RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL):
-        for name in NAMES:
+        for name in names:
             library = dlopen(<const char*>name, flags)
             if library != NULL:
                 return library
@@ -64,7 +62,7 @@ cdef bint load():
     A policy of the machine may forbid a cipher: this module is then not used.
     """
     global context_new, context_free, cipher_init, cipher_update, cipher_final, cipher_ctrl, one_hmac
-    cdef void* library = find_library()
+    cdef void* library = find_library(NAMES)
     if library == NULL:
         return False
     context_new = <context_new_type>dlsym(library, "EVP_CIPHER_CTX_new")
