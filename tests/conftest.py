@@ -23,6 +23,8 @@ __all__ = ["pytest_collection_modifyitems", "pytest_make_collect_report", "pytes
 WORKERS = 3
 OPEN_FILES = 20_000
 """Descriptors for thousands of clients; the usual soft limit is 1,024."""
+SHOWN_MAX = 200
+"""Characters of a reason when a test fails."""
 MAX_BROKERS = 2
 """Brokers with settings of their own that run at a time; a new one replaces the one unused for longest."""
 
@@ -43,12 +45,30 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell without job control ignores SIGINT for what it starts in the background, and every process of the tests inherits that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < OPEN_FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
     file = config.getoption("--statements")
     if file and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Outcomes(Path(file)))
+
+
+class FailuresAtOnce:
+    """Names a test when it fails, not at the end alone, which a run that is stopped does not reach."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = str(crash.message).partition("\n")[0] if crash else str(report.longrepr).rpartition("\n")[2]
+            terminal.ensure_newline()
+            terminal.write_line(f"{report.when} of {report.nodeid} after {report.duration:.0f} s: {reason[:SHOWN_MAX]}")
 
 
 @pytest.hookimpl(optionalhook=True)
