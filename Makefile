@@ -12,7 +12,7 @@ CLANG ?= clang
 SANITIZED := $(CURDIR)/$(BIN)/python -m fuzz.sanitizers
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
-.PHONY: always packages packages-to-serve packages-to-fuzz install tools spark serve test examples conformance lint types fuzz asan sim \
+.PHONY: always downloads packages packages-to-serve packages-to-fuzz install tools spark serve test examples conformance lint types fuzz asan sim \
     torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel clean
 
 install: $(VENV)/.installed
@@ -56,10 +56,14 @@ serve: install
 	$(BIN)/shardbroker serve
 
 # Suites whose system packages are missing and may not be installed are left out by name; with CI set, that is an error.
-test: packages tools spark lint types
+test: packages tools spark lint types downloads
 	$(BIN)/python -m pytest -q -rfEsx -n $(PROCESSES) --statements=$(STATEMENTS) --durations 40 --ignore tests/spark
 	$(BIN)/python -m pytest -q -rfEsx --durations 10 tests/spark
 	$(BIN)/python -m tests.conformance.coverage $(STATEMENTS)
+
+# Servers and clients of the tests that registries have: before the tests, whose limits are not those of a network.
+downloads: packages tools
+	$(BIN)/python -m tests.downloads
 
 # The examples of README and docs alone, on a machine with a systemd of its own, and how long each command takes.
 examples: packages tools spark

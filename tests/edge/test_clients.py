@@ -18,10 +18,10 @@ import pytest
 
 from tests.edge.certificates import Authority
 from tests.edge.conftest import Edge
+from tests.harness import mqtt_js as mqtt_js_package
 from tests.harness.needed import needed
 
 pytestmark = pytest.mark.own_broker
-JS = Path(__file__).parent / "js"
 TYPES = ("ssl", "ws", "wss")
 TIMEOUT_S = 10.0
 BROWSER_S = 60.0
@@ -30,12 +30,10 @@ PAYLOADS = [b"", b"one", b"x" * 200_000]
 
 @pytest.fixture(scope="session")
 def mqtt_js() -> Path:
-    """MQTT.js, installed beside its tests."""
+    """The directory with MQTT.js."""
     needed("npm", "node")
-    if not (JS / "node_modules" / "mqtt").is_dir():
-        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock"]
-        subprocess.run(command, cwd=JS, check=True, capture_output=True, timeout=100)
-    return JS
+    mqtt_js_package.install()
+    return mqtt_js_package.DIRECTORY
 
 
 @pytest.mark.parametrize("version", [mqtt.MQTTv311, mqtt.MQTTv5])

@@ -6,8 +6,6 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from tests.servers.processes import folder
-
 __all__ = ["classpath", "unpacked"]
 
 CLASSPATH_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:build-classpath"
@@ -17,13 +15,22 @@ BUILD = Path(__file__).parents[2] / "build" / "servers"
 
 @cache
 def classpath(pom: Path) -> str:
-    """Returns the class path of the dependencies of a pom.xml."""
-    with folder() as where:
-        file = where / "classpath"
-        maven = ["mvn", "-q", "-f", str(pom), CLASSPATH_PLUGIN, f"-Dmdep.outputFile={file}"]
-        found = subprocess.run(maven, capture_output=True, text=True)
-        assert found.returncode == 0, found.stdout
+    """Returns the class path of the dependencies of a pom.xml, which Maven finds once for this clone."""
+    file = BUILD / f"{pom.parent.name}.classpath"
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (file.exists() and file.stat().st_mtime > pom.stat().st_mtime and _all_there(file.read_text())):
+            made = file.with_suffix(".new")
+            maven = ["mvn", "-q", "-f", str(pom), CLASSPATH_PLUGIN, f"-Dmdep.outputFile={made}"]
+            found = subprocess.run(maven, capture_output=True, text=True)
+            assert found.returncode == 0, found.stdout
+            made.rename(file)
         return file.read_text().strip()
+
+
+def _all_there(paths: str) -> bool:
+    return all(Path(path).exists() for path in paths.strip().split(":"))
 
 
 @cache

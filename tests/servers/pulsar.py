@@ -20,7 +20,7 @@ from tests.servers.maven import unpacked
 from tests.servers.processes import answers, folder, quietly
 from tests.servers.service import Service
 
-__all__ = ["MESSAGE_MAX", "NAMESPACE", "PASSWORD", "PulsarServer", "pulsar_server", "token_of"]
+__all__ = ["MESSAGE_MAX", "NAMESPACE", "PASSWORD", "PulsarServer", "distribution", "pulsar_server", "token_of"]
 
 DISTRIBUTION = "org.apache.pulsar:pulsar-server-distribution:4.0.6:tar.gz:bin"
 HOME = "apache-pulsar-4.0.6"
@@ -46,6 +46,11 @@ JVM = (
 )  # fmt: skip
 PROVIDERS = "org.apache.pulsar.broker.authentication.AuthenticationProvider"
 CLIENTS = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+
+
+def distribution() -> Path:
+    """Returns the directory of the server, which Maven downloads once for this clone."""
+    return unpacked(DISTRIBUTION, "**/conf/**,**/lib/**") / HOME
 
 
 def token_of(subject: str) -> str:
@@ -149,7 +154,7 @@ def pulsar_server(**more: Any) -> Iterator[PulsarServer]:
     """more: keys of standalone.conf."""
     needed("java", "mvn")
     needed("openssl")
-    home = unpacked(DISTRIBUTION, "**/conf/**,**/lib/**") / HOME
+    home = distribution()
     with folder() as where:
         ports = {"brokerServicePort": free_port(), "webServicePort": free_port()}
         file = where / "standalone.conf"

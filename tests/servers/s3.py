@@ -20,7 +20,7 @@ from tests.harness.broker import free_port
 from tests.servers.processes import answers, folder
 from tests.servers.service import Service, service
 
-__all__ = ["ACCOUNT", "BUCKET", "objects", "own_client", "reject_accounts", "s3_server"]
+__all__ = ["ACCOUNT", "BUCKET", "installed", "objects", "own_client", "reject_accounts", "s3_server"]
 
 PACKAGE = "moto[server,s3]==5.2.5"
 ENVIRONMENT = Path(__file__).parents[2] / "build" / "moto-5.2.5"
@@ -43,14 +43,14 @@ def s3_server() -> Iterator[Service]:
     """A server with an empty bucket; also after a kill."""
     with folder() as where:
         port = free_port()
-        command = [str(_installed() / "bin" / "python"), "-c", PROGRAM, "-H", "127.0.0.1", "-p", str(port)]
+        command = [str(installed() / "bin" / "python"), "-c", PROGRAM, "-H", "127.0.0.1", "-p", str(port)]
         with service(command, port, lambda: answers(port), where, as_nobody=False) as one:
             yield one
 
 
 @cache
-def _installed() -> Path:
-    """Returns the environment; the first test that needs it installs it."""
+def installed() -> Path:
+    """Returns the environment, which is installed once for this clone."""
     ENVIRONMENT.parent.mkdir(exist_ok=True)
     with ENVIRONMENT.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
