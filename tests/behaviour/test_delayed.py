@@ -276,8 +276,9 @@ def test_ctl_publishes_and_lists_them(broker: Broker, connect: Connect, topic: s
     def ctl(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([broker.command()[0], "ctl", f"--data-dir={broker.data_dir}", *words], capture_output=True, text=True)
 
-    assert ctl("publish", f"$delayed/2/{topic}", "later", "--qos", "1").returncode == 0
+    assert ctl("publish", f"$delayed/3600/{topic}", "much later", "--qos", "1").returncode == 0
     assert topic in ctl("delayed", "list").stdout
+    assert ctl("publish", f"$delayed/1/{topic}", "later", "--qos", "1").returncode == 0
     to.expect(Publish, payload=b"later", topic=topic)
     refused = ctl("publish", "$delayed/x/t", "never")
     assert refused.returncode == 1 and "topic: must be $delayed/SECONDS/TOPIC" in refused.stderr
