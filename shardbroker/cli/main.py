@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from shardbroker import __version__
+from shardbroker.cli.listen import LISTEN_HELP, parse_listen
+from shardbroker.cli.parser import Parser
 from shardbroker.config import ConfigError, Loaded, load, reference, show
 
 __all__ = ["main"]
 
 FORMATS = ("mosquitto", "emqx", "backend", "template")
 """Kinds of files of `config import`; the last two are those of EMQ X Enterprise's plugins."""
-LISTEN_HELP = "tcp://HOST:PORT, ssl://, ws:// or wss:// likewise, or unix:///PATH"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,12 +41,15 @@ def main(argv: list[str] | None = None) -> int:
         from shardbroker.cli.ctl import main as ctl  # made from the table of verbs; `serve` need not load it
 
         return ctl(argv[1:])
+    if not argv:
+        _parser("").print_help()
+        return 0
     try:
         if argv[:1] == ["top"]:
             from shardbroker.cli.top import main as top
 
             return top(argv[1:])
-        arguments = _parser("" if not argv else argv[0]).parse_args(argv)
+        arguments = _parser(argv[0]).parse_args(argv)
         return int(arguments.run(arguments))
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -57,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser(asked: str) -> argparse.ArgumentParser:
     """Returns a parser with the parts that the requested verb needs: `serve` does not load the installer."""
-    parser = argparse.ArgumentParser(prog="shardbroker", description="A sharded MQTT 3.1, 3.1.1 and 5.0 broker.")
+    parser = Parser(prog="shardbroker", description="A sharded MQTT 3.1, 3.1.1 and 5.0 broker.")
     parser.add_argument("--version", action="version", version=f"shardbroker {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="run the broker in the foreground")
@@ -121,14 +125,8 @@ def _load(arguments: argparse.Namespace) -> Loaded:
         if value is not None:
             options[f"process.{name}"] = value
     for number, address in enumerate(arguments.listen):
-        scheme, separator, bind = address.partition("://")
-        if not separator or not bind:
-            raise ConfigError(f"--listen: must be {LISTEN_HELP}, got {address}")
-        if scheme == "unix":
-            scheme, bind = "tcp", f"unix:{bind}"
         name = "default" if number == 0 else f"listen-{number + 1}"
-        options[f"listeners.{name}.bind"] = bind
-        options[f"listeners.{name}.type"] = scheme
+        options[f"listeners.{name}.type"], options[f"listeners.{name}.bind"] = parse_listen(address)
     return load(arguments.config, os.environ, arguments.set, options)
 
 

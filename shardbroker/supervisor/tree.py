@@ -14,6 +14,7 @@ from shardbroker.config import Loaded, Settings
 from shardbroker.config.exposed import exposures
 from shardbroker.logs.phrases import Line, log_line, print_line
 from shardbroker.supervisor.child import Child
+from shardbroker.supervisor.greeting import greeting
 from shardbroker.supervisor.held import HeldSockets, SocketStore
 from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_written_by, tear_down, usable_cores
 from shardbroker.supervisor.listeners import Listeners
@@ -102,9 +103,12 @@ class Supervisor:
                 if not self._ready and not self._signals.count:
                     self._check_ready(topology)
         finally:
+            stopped_at = time.monotonic()
+            self._inform(log_line("broker stops", pid=os.getpid(), longest=f"{self._longest_drain_s():g}s"))
             self._notifier.stopping("disconnecting clients", self._longest_drain_s())
             self._drain()
             forget_left_over(self._left_over)  # there are some only if every process was ready: their records are in the journals
+            self._inform(log_line("broker stopped", duration=f"{time.monotonic() - stopped_at:.1f}s"))
 
     def _children_to_start(self, topology: Topology) -> list[Child]:
         settings = topology.settings
@@ -289,6 +293,8 @@ class Supervisor:
             addresses = ", ".join(listener.address for listener in topology.listeners)
             processes = f"workers {topology.workers}, acceptors {topology.acceptors}"
             print(f"shardbroker {__version__} ready: {addresses}, {processes}, pid {os.getpid()}", flush=True)
+            for line in greeting(self._settings, [(one.name, one.address, one.settings) for one in topology.listeners]):
+                self._inform(line)
             self._tell_ready()
             self._store.follow(self._listeners.topology.listeners)
         for child in waiting:
@@ -303,6 +309,10 @@ class Supervisor:
             if text not in self._exposures:
                 _log(log_line("configuration not secure", detail=text), "WARNING")
         self._exposures = found
+
+    def _inform(self, line: Line) -> None:
+        if self._settings.log.level in ("debug", "info"):
+            _log(line, "INFO")
 
     def _tell_ready(self) -> None:
         self._notifier.ready(self._status())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shardbroker.cli.listen import parse_listen
 from shardbroker.cli.main import main
 from shardbroker.config import ConfigError, load, reference, show
 from shardbroker.config.keys import dotted, known_keys
@@ -155,7 +156,8 @@ def test_every_key_is_in_the_reference() -> None:
     ("arguments", "words"),
     [
         (["--listen", "127.0.0.1:1883"], "--listen: must be tcp://HOST:PORT"),
-        (["--listen", "quic://127.0.0.1:1883"], "listeners.default.type"),
+        (["--listen", "quic://127.0.0.1:1883"], "--listen: must be tcp://HOST:PORT"),
+        (["--listen", "mqtt://"], "--listen: must be tcp://HOST:PORT"),
         (["--workers", "many"], 'process.workers = "many" (command line): allowed is auto or a number'),
     ],
 )
@@ -187,3 +189,20 @@ def test_secrets_are_neither_taken_from_a_command_line_nor_shown(tmp_path: Path,
     assert 'password = "******"' in shown and "t0psecret" not in shown
     text = refused("auth.redis.password=t0psecret")
     assert "auth.redis.password" in text and "t0psecret" not in text
+
+
+@pytest.mark.parametrize(
+    "address, kind, bind",
+    [
+        ("tcp://10.0.0.1", "tcp", "10.0.0.1:1883"),
+        ("mqtt://broker.example", "tcp", "broker.example:1883"),
+        ("mqtt://broker.example:1884/", "tcp", "broker.example:1884"),
+        ("mqtts://[::1]", "ssl", "[::1]:8883"),
+        ("ssl://[::1]:8884", "ssl", "[::1]:8884"),
+        ("ws://0.0.0.0", "ws", "0.0.0.0:8083"),
+        ("wss://0.0.0.0", "wss", "0.0.0.0:8084"),
+        ("unix:///run/mqtt.sock", "tcp", "unix:/run/mqtt.sock"),
+    ],
+)
+def test_addresses_of_listeners(address: str, kind: str, bind: str) -> None:
+    assert parse_listen(address) == (kind, bind)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shardbroker.cli.main import main
 from shardbroker.config import load
 from shardbroker.supervisor import StartError, Supervisor
 from tests.harness import Broker, Client, Disconnect
@@ -40,6 +41,38 @@ def test_two_brokers_on_one_port_or_one_data_directory(tmp_path: Path) -> None:
         assert ended.returncode == 1
         assert "Address already in use" in ended.stderr
         Client(first.address, 5).close()
+
+
+def test_a_start_and_a_stop_say_what_one_needs(tmp_path: Path) -> None:
+    (tmp_path / "users").write_text(f"u:{'0' * 64}\n")
+    with Broker(1, {"auth.chain": "file", "auth.file.path": str(tmp_path / "users")}) as own:
+        port, data = own.address[1], own.data_dir
+    lines = [line.partition(" INFO supervisor: ")[2].rstrip() for line in own.output if " INFO supervisor: " in line]
+    assert f"clients can connect listener=default address=tcp://127.0.0.1:{port} login=file" in lines
+    assert "dashboard is disabled setting=api.bind" in lines
+    assert f"sessions kept data_dir={data} durability=process" in lines
+    assert any(line.startswith("documentation read=") for line in lines)
+    assert any(line.startswith("broker stops pid=") for line in lines) and lines[-1].startswith("broker stopped duration=")
+
+
+@pytest.mark.parametrize(
+    "words, hint",
+    [
+        (["sevre"], "did you mean serve?"),
+        (["config", "chek"], "did you mean check?"),
+        (["serve", "--wrokers", "2"], "did you mean --workers?"),
+        (["journal", "xyzzy"], "see shardbroker journal --help"),
+    ],
+)
+def test_a_wrong_word_gets_the_one_that_was_meant(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2 and hint in capsys.readouterr().err
+
+
+def test_the_command_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "run the broker in the foreground" in capsys.readouterr().out
 
 
 def test_two_instances_side_by_side() -> None:

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.own_broker
 SHARED_DIR = Path("/dev/shm")
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 15.0
+USUAL = ("clients can connect", "dashboard is disabled", "sessions kept", "documentation", "broker stops", "broker stopped")
 
 
 def leftovers(data_dir: Path) -> list[Path]:
@@ -82,7 +83,9 @@ class Tree:
         return line
 
     def errors(self) -> str:
-        return os.pread(self._errors.fileno(), 1 << 20, 0).decode()
+        """All lines, without those of a start and a stop that go well."""
+        lines = os.pread(self._errors.fileno(), 1 << 20, 0).decode().splitlines(keepends=True)
+        return "".join(line for line in lines if not any(f" INFO supervisor: {phrase} " in line for phrase in USUAL))
 
     def events(self, *words: str) -> list[list[str]]:
         """Noted lines with these words, split."""
