@@ -32,7 +32,7 @@ from shardbroker.connectors.amqp_wire import (
 )
 from shardbroker.connectors.connector import Connector
 from shardbroker.connectors.errors import ConnectorError, one_line
-from shardbroker.connectors.server import address_of, tls_of
+from shardbroker.connectors.server import address_of, end_connection, tls_of
 
 __all__ = ["Amqp", "AmqpChannelClosed", "AmqpConnection", "AmqpLost", "Confirmed", "Delivery"]
 
@@ -255,7 +255,7 @@ class AmqpConnection(asyncio.Protocol):
             self._ticking.cancel()
         self._lost.set()
         if self._transport is not None:
-            self._transport.close()
+            end_connection(self._transport)
 
     def abort(self) -> None:
         """Closes the connection at once: what was written and not confirmed may be there or not."""

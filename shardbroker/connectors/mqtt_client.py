@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from shardbroker.connectors.errors import ConnectorError
+from shardbroker.connectors.reasons import network_reason
+from shardbroker.connectors.server import end_connection
 from shardbroker.mqtt.batches import encode_publishes, split_packets
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import (
@@ -118,7 +120,10 @@ class _Wire:
 
     transport: asyncio.Transport
     socket: Any
-    received: bytes = b""
+    received: list[bytes] = field(default_factory=list)
+    """Parts of a packet that is not whole."""
+    missing: int = 0
+    """Bytes without which it is not: parts are put together once, however many they are."""
     pings: deque[asyncio.Future[None]] = field(default_factory=deque)
     connack: asyncio.Future[Connack] | None = None
     subacks: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
@@ -236,7 +241,9 @@ class MqttClient(asyncio.Protocol):
         self._is_paused = False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.drop(ConnectorError("the connection was closed"))
+        reason = "the connection was closed" if error is None else network_reason(error)
+        is_refused = self._wire is not None and self._wire.connack is not None and self._tls is None
+        self.drop(ConnectorError(f"{reason}, as if the server expects TLS" if is_refused else reason))
 
     def pause_writing(self) -> None:
         self._is_writable.clear()
@@ -249,7 +256,7 @@ class MqttClient(asyncio.Protocol):
         wire = self._wire
         if wire is not None and wire.connack is None:
             wire.transport.write(Disconnect().encode(self.login.version))
-            wire.transport.close()
+            end_connection(wire.transport)
         self.drop(ConnectorError("the client was closed"))
 
     def drop(self, error: ConnectorError) -> None:
@@ -339,10 +346,17 @@ class MqttClient(asyncio.Protocol):
         if QUICK_ACK is not None and wire.socket is not None:
             wire.socket.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
         if wire.received:
-            data = wire.received + data
+            wire.received.append(data)
+            wire.missing -= len(data)
+            if wire.missing > 0:
+                return
+            data = b"".join(wire.received)
+            wire.received.clear()
         try:
             packets, used = split_packets(data, self.login.version, PACKET_MAX)
-            wire.received = data[used:]
+            if used < len(data):
+                wire.received.append(data[used:])
+                wire.missing = _missing_bytes(data, used)
             for packet in packets:
                 self._handle(packet, wire)
                 if self._wire is not wire:
@@ -544,6 +558,17 @@ class MqttClient(asyncio.Protocol):
     def complete(self, packet_ids: Sequence[int]) -> None:
         """Sends PUBCOMP. Raises ConnectorError."""
         self._write(b"".join([Pubcomp(one).encode(self.login.version) for one in packet_ids]))
+
+
+def _missing_bytes(data: bytes, at: int) -> int:
+    """Returns how many bytes a packet lacks that begins at `at`; 1 if its length is not whole either."""
+    size = shift = 0
+    for place in range(at + 1, len(data)):
+        size |= (data[place] & 127) << shift
+        shift += 7
+        if data[place] < 128:
+            return place + 1 + size - len(data)
+    return 1
 
 
 def _refusal(connack: Connack, version: int) -> ConnectorError:

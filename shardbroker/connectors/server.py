@@ -1,5 +1,6 @@
 """The address of a server, and TLS towards it."""
 
+import asyncio
 import ssl
 
 from shardbroker.config.connectors import (
@@ -13,7 +14,7 @@ from shardbroker.config.connectors import (
 )
 from shardbroker.connectors.errors import ConnectionSettingError
 
-__all__ = ["WithTls", "address_of", "context_of", "tls_of"]
+__all__ = ["WithTls", "address_of", "context_of", "end_connection", "tls_of"]
 
 WithTls = (
     Connection | HttpConnection | CassandraConnection | DynamodbConnection | KafkaConnection | PulsarConnection | S3Connection
@@ -68,3 +69,11 @@ def _load_certificate(context: ssl.SSLContext, settings: WithTls, key: str) -> N
         detail = str(getattr(error, "reason", None) or "encrypted, or not a private key").replace("_", " ").lower()
         must = "a PEM file of a certificate, with its private key in it or in tls_key, which has no passphrase"
         raise ConnectionSettingError(f"{key}.tls_cert", must, settings.tls_cert, detail) from None
+
+
+def end_connection(transport: asyncio.Transport) -> None:
+    """Closes a connection behind what was written, or at once if the server does not take that: it might never do so."""
+    if transport.get_write_buffer_size():
+        transport.abort()
+    else:
+        transport.close()

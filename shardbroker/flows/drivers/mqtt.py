@@ -50,8 +50,10 @@ class _Server(Mqtt):
     def __init__(self, settings: MqttConnector, key: str) -> None:
         super().__init__(settings, key)
         self.data_dir = Path()
+        self.drivers: list[MqttIn] = []
+        """Of all sources."""
         self.inlets: list[MqttIn] = []
-        """Sources that receive."""
+        """Those that receive."""
         self._intakes: dict[int, Intake] = {}
 
     def client_of(self, slot: int) -> MqttClient:

@@ -1,13 +1,13 @@
 """Messages of another MQTT broker, acknowledged there once workers here have consumed them.
 
 Clients belong to the connector, so an action and a source of one connector use the same connection. What arrives goes to the source
-whose filter it matches; between two of them, such as during a change, it waits unacknowledged.
+whose filter it matches. If that does not run, as while it is stopped, the message waits unacknowledged.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from shardbroker.config.sinks.mqtt import MqttSource
@@ -25,10 +25,12 @@ from shardbroker.rules.values import EvaluationError
 
 __all__ = ["Intake", "MqttIn", "Server"]
 
-BATCH_MAX = 1000
+BATCH_MAX, BATCH_BYTES = 1000, 1 << 20
 """Messages that are taken together."""
-HELD_MAX, RESUME_AT = 5000, 1000
-"""Messages that wait here above which the connection is not read, and below which it is read again."""
+HELD_MAX, HELD_BYTES = 5000, 16 << 20
+"""Messages of a connection that wait here, and their bytes, above which it is not read."""
+RESUME_SHARE = 0.2
+"""Share of both below which it is read again."""
 PASSED = (
     PropertyId.PAYLOAD_FORMAT_INDICATOR,
     PropertyId.MESSAGE_EXPIRY_INTERVAL,
@@ -56,7 +58,7 @@ YES = frozenset({"true", "1"})
 class Server(Protocol):
     """What a source needs of its connector."""
 
-    sources: set[str]
+    drivers: list["MqttIn"]
     inlets: list["MqttIn"]
 
     @property
@@ -68,7 +70,6 @@ class Server(Protocol):
     @property
     def size(self) -> int: ...
 
-
     async def connected(self, slot: int) -> MqttClient: ...
 
     def intake_of(self, slot: int) -> "Intake": ...
@@ -77,10 +78,12 @@ class Server(Protocol):
 
 
 class _Arrived(NamedTuple):
-    """A message that is to be acknowledged, unless it has QoS 0."""
+    """A message that is to be acknowledged, unless it has QoS 0. session: of its packet id."""
 
     packet: Publish
     intake: "Intake"
+    session: int
+    size: int
 
 
 class Intake:
@@ -90,10 +93,14 @@ class Intake:
         self.client, self._connector, self._ids = client, connector, ids
         self._seen: dict[int, int] = {}
         """Packet id that is taken and not done -> the connection on which it has arrived last."""
-        self._connection = 0
-        self.held: deque[_Arrived] = deque()
+        self._connection = self._session = 0
+        self._held: deque[_Arrived] = deque()
         """Messages that no source was there for."""
+        self.waiting_messages = self.waiting_bytes = 0
+        """What waits here: held, or of a source that has not taken it."""
         self._is_paused = False
+        self.is_short = False
+        """Whether there was no room for messages, which the server sends again on another connection."""
         client.on_publish, client.on_release, client.on_lost = self._publish, self._release, self._lost
 
     # --- packets --------------------------------------------------------------------------------------------------------------
@@ -104,7 +111,9 @@ class Intake:
         if self._connection != client.connections:
             self._connection = client.connections
             self._is_paused = False
+            self.is_short = False
             if not client.is_resumed:
+                self._session += 1
                 self._seen = {}
                 self._ids.clear()
 
@@ -119,23 +128,43 @@ class Intake:
             self._seen[packet_id] = self._connection
             if is_known and packet.dup:
                 return  # taken on an earlier connection, and acknowledged on this one when it is done
-        arrived = _Arrived(packet, self)
+        arrived = _Arrived(packet, self, self._session, _size_of(packet))
         if self._has_passed(packet):
-            self.done([packet])
-            return
-        inlets = self._connector.inlets
-        if not inlets:
-            if self._connector.sources:
-                if qos:
-                    self.held.append(arrived)
+            self.done([arrived])
+        elif (inlet := _first(self._connector.inlets, packet)) is not None:
+            self.count(1, arrived.size)
+            inlet.put(arrived)
+        elif _first(self._connector.drivers, packet) is None:
+            self.done([arrived])  # of a subscription that is left from a source that was removed
+        elif qos:
+            self._hold(arrived)
+
+    def _hold(self, arrived: _Arrived) -> None:
+        """Keeps a message for a source that begins again, or leaves it to the server. Others use the connection meanwhile."""
+        if self.is_short or self._is_full:
+            self.is_short = True
+            self._seen.pop(arrived.packet.packet_id, None)
+        else:
+            self.count(1, arrived.size)
+            self._held.append(arrived)
+
+    def keep(self, waiting: Iterable[_Arrived]) -> None:
+        """Takes back what a source has not taken before it ended."""
+        for one in waiting:
+            if one.packet.qos:
+                self._held.append(one)
             else:
-                self.done([packet])  # of a subscription that is left from a source that was removed
-            return
-        for inlet in inlets:
-            if inlet.wants(packet.topic):
-                inlet.put(arrived)
-                return
-        self.done([packet])
+                self.count(-1, -one.size)
+        self.count(0, 0)
+
+    def give(self, inlet: "MqttIn") -> None:
+        """Gives what is held to its source."""
+        held, self._held = self._held, deque()
+        for one in held:
+            if inlet.wants(one.packet.topic):
+                inlet.put(one)
+            else:
+                self._held.append(one)
 
     def _has_passed(self, packet: Publish) -> bool:
         """Returns whether a message has been in this broker before."""
@@ -154,11 +183,12 @@ class Intake:
         for inlet in self._connector.inlets:
             inlet.lost(self, error)
 
-    def done(self, packets: Sequence[Publish]) -> None:
+    def done(self, messages: Iterable[_Arrived]) -> None:
         """Acknowledges messages, on the connection on which each has arrived. Raises OSError."""
         due = []
-        for packet in packets:
-            if packet.qos:
+        for one in messages:
+            packet = one.packet
+            if packet.qos and one.session == self._session:
                 connection = self._seen.pop(packet.packet_id, 0)
                 due.append((packet.packet_id, packet.qos, connection))
         self._ids.add(packet_id for packet_id, qos, connection in due if qos == 2 and connection)
@@ -170,14 +200,25 @@ class Intake:
 
     # --- reading --------------------------------------------------------------------------------------------------------------
 
-    def limit(self, waiting: int) -> None:
-        """Stops or resumes reading, by the number of messages that wait."""
-        if not self._is_paused and waiting > HELD_MAX:
-            self._is_paused = True
-            self.client.pause_reading()
-        elif self._is_paused and waiting < RESUME_AT:
+    @property
+    def _is_full(self) -> bool:
+        return self.waiting_messages > HELD_MAX or self.waiting_bytes > HELD_BYTES
+
+    def count(self, messages: int, size: int) -> None:
+        """Notes that so much more waits here; stops or resumes reading. Without a source, nothing would resume it."""
+        self.waiting_messages += messages
+        self.waiting_bytes += size
+        if not self._is_paused:
+            if self._is_full and self._connector.inlets:
+                self._is_paused = True
+                self.client.pause_reading()
+        elif not self._connector.inlets or self._is_low:
             self._is_paused = False
             self.client.resume_reading()
+
+    @property
+    def _is_low(self) -> bool:
+        return self.waiting_messages < RESUME_SHARE * HELD_MAX and self.waiting_bytes < RESUME_SHARE * HELD_BYTES
 
     def close(self) -> None:
         self._ids.close()
@@ -208,6 +249,7 @@ class MqttIn:
         self._event = asyncio.Event()
         self._error: ConnectorError | None = None
         self._used: dict[int, tuple[MqttClient, int]] = {}
+        connector.drivers.append(self)
 
     # --- of the connector's clients -------------------------------------------------------------------------------------------
 
@@ -217,7 +259,6 @@ class MqttIn:
     def put(self, arrived: _Arrived) -> None:
         self._waiting.append(arrived)
         self._event.set()
-        arrived.intake.limit(len(self._waiting))
 
     def lost(self, intake: Intake, error: ConnectorError) -> None:
         if any(client is intake.client for client, _ in self._used.values()):
@@ -231,34 +272,51 @@ class MqttIn:
         await self._connector.probe()
 
     async def close(self) -> None:
-        """Releases nothing: the server keeps the session."""
+        """Ends the wait of messages for this source; the server keeps the session."""
+        self._connector.drivers.remove(self)
 
     async def run(self, take: Take) -> None:
         """Raises Unusable, ConnectorError, OSError."""
         inlets = self._connector.inlets
         self._error = None
+        intakes = [self._connector.intake_of(slot) for slot in range(self._connector.size)]
         inlets.append(self)
+        for intake in intakes:  # at once: what arrives from now on is newer
+            intake.give(self)
+        # Beside the loop: a server sends what it has kept before its SUBACK, which is not read before that is taken.
+        subscribing = asyncio.get_running_loop().create_task(self._subscribe())
+        subscribing.add_done_callback(lambda _: self._event.set())
         try:
-            await self._subscribe()
             while True:
                 await self._event.wait()
                 self._event.clear()
+                if subscribing.done():
+                    subscribing.result()
                 while self._waiting:
-                    batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_MAX))]
-                    for intake in {id(one.intake): one.intake for one in batch}.values():
-                        intake.limit(len(self._waiting))
+                    batch = self._next_batch()
                     await take([self._received(one.packet) for one in batch], lambda batch=batch: _finish(batch))  # type: ignore[misc]
                 if self._error is not None:
                     raise self._error
                 if any(client.connections != number for client, number in self._used.values()):
                     raise ConnectorError("the connection was closed")
         finally:
+            subscribing.cancel()
+            await asyncio.wait([subscribing])
             inlets.remove(self)
-            for one in self._waiting:
-                if one.packet.qos:
-                    one.intake.held.append(one)
+            for intake, left in _by_intake(self._waiting):
+                intake.keep(left)
             self._waiting.clear()
             self._used.clear()
+
+    def _next_batch(self) -> list[_Arrived]:
+        batch: list[_Arrived] = []
+        size = 0
+        while self._waiting and len(batch) < BATCH_MAX and size < BATCH_BYTES:
+            batch.append(self._waiting.popleft())
+            size += batch[-1].size
+        for intake, taken in _by_intake(batch):
+            intake.count(-len(taken), -sum(one.size for one in taken))
+        return batch
 
     async def _subscribe(self) -> None:
         for slot in range(self._connector.size):
@@ -272,10 +330,11 @@ class MqttIn:
             client = await self._connector.connected(slot)
             intake = self._connector.intake_of(slot)
             intake.begin()
+            if intake.is_short:
+                client.drop(ConnectorError("messages are received again"))
+                client = await self._connector.connected(slot)
+                intake.begin()
             self._used[slot] = client, client.connections
-            for held in [one for one in intake.held if self.wants(one.packet.topic)]:
-                intake.held.remove(held)
-                self.put(held)
             for (filter, _), code in zip(topics, await client.subscribe(topics), strict=True):
                 if code >= FAILURE:
                     name = REASON_CODES[code][0].replace("_", " ") if code in REASON_CODES else "unknown reason"
@@ -317,12 +376,31 @@ class MqttIn:
             return Message(b"", b"")
 
 
+def _first(inlets: Iterable[MqttIn], packet: Publish) -> MqttIn | None:
+    return next((one for one in inlets if one.wants(packet.topic)), None)
+
+
 def _finish(batch: Sequence[_Arrived]) -> None:
-    packets: dict[int, tuple[Intake, list[Publish]]] = {}
-    for one in batch:
-        packets.setdefault(id(one.intake), (one.intake, []))[1].append(one.packet)
-    for intake, done in packets.values():
+    for intake, done in _by_intake(batch):
         intake.done(done)
+
+
+def _by_intake(messages: Iterable[_Arrived]) -> Iterable[tuple[Intake, list[_Arrived]]]:
+    found: dict[int, tuple[Intake, list[_Arrived]]] = {}
+    for one in messages:
+        found.setdefault(id(one.intake), (one.intake, []))[1].append(one)
+    return found.values()
+
+
+def _size_of(packet: Publish) -> int:
+    """Returns the bytes of a message, without those of small properties."""
+    size = len(packet.topic) + len(packet.payload)
+    for value in (packet.properties or {}).values():
+        if isinstance(value, bytes):
+            size += len(value)
+        elif isinstance(value, list):
+            size += sum(len(name) + len(one) for name, one in value)
+    return size
 
 
 def _checked(filter: str) -> str:
