@@ -18,7 +18,7 @@ from shardbroker.config import ConfigError, Loaded, load, reference, show
 
 __all__ = ["main"]
 
-FORMATS = ("mosquitto", "emqx", "backend", "template")
+FORMATS = ("mosquitto", "emqx", "backend", "bridge", "template")
 """Kinds of files of `config import`; the last two are those of EMQ X Enterprise's plugins."""
 
 
@@ -175,6 +175,7 @@ def _import(arguments: argparse.Namespace) -> int:
     from shardbroker.config.foreign import Imported, rules_toml, to_toml
     from shardbroker.config.foreign_emqx import read_emqx
     from shardbroker.config.foreign_emqx_backends import add_backends
+    from shardbroker.config.foreign_emqx_bridge import add_bridges
     from shardbroker.config.foreign_mosquitto import read_mosquitto
 
     texts: dict[str, list[tuple[Path, str]]] = {kind: [] for kind in FORMATS}
@@ -185,7 +186,8 @@ def _import(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{file}: {error.strerror}") from None
         texts[_format_of(file, text, arguments.format)].append((file, text))
     if len(texts["mosquitto"]) + len(texts["emqx"]) > 1 or (texts["mosquitto"] and len(arguments.file) > 1):
-        raise ConfigError("files: must be one mosquitto.conf, or one emqx.conf with files of emqx_backend_* and templates")
+        others = "emqx_backend_*, emqx_bridge_mqtt and templates"
+        raise ConfigError(f"files: must be one mosquitto.conf, or one emqx.conf with files of {others}")
     imported = Imported()
     for _file, text in texts["mosquitto"]:
         text = re.sub(r"^include_dir[ ]+(.+)$", _included, text, flags=re.MULTILINE)
@@ -193,6 +195,7 @@ def _import(arguments: argparse.Namespace) -> int:
     for _file, text in texts["emqx"]:
         imported = read_emqx(text)
     add_backends(imported, [text for _, text in texts["backend"]], [(str(file), text) for file, text in texts["template"]])
+    add_bridges(imported, [text for _, text in texts["bridge"]])
     source = ", ".join(map(str, arguments.file))
     if imported.rules is not None:
         from shardbroker.stores.files import replace_file
@@ -213,11 +216,14 @@ def _import(arguments: argparse.Namespace) -> int:
 def _format_of(file: Path, text: str, given: str | None) -> str:
     """Returns one of FORMATS. Raises ConfigError if neither the file nor its name shows it."""
     from shardbroker.config.foreign_emqx_backends import BACKEND
+    from shardbroker.config.foreign_emqx_bridge import BRIDGE
 
     if given != "mosquitto" and file.suffix == ".tmpl":
         return "template"
     if given != "mosquitto" and BACKEND.search(text):
         return "backend"
+    if given != "mosquitto" and BRIDGE.search(text):
+        return "bridge"
     kind = given or next((one for one in ("mosquitto", "emqx") if one in file.name), None)
     if kind is None:
         raise ConfigError(f"{file}: --format: must be mosquitto or emqx")

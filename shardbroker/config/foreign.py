@@ -8,6 +8,7 @@ restricts the configuration (`close_login`, `close_rules`): logins are checked a
 exist yet, and topics against its own rules.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from shardbroker.config.keys import KeyPath, dotted, toml_value
 from shardbroker.config.sinks.ids import SECTIONS
 from shardbroker.config.sources import load
 
-__all__ = ["Imported", "rules_toml", "to_toml"]
+__all__ = ["Imported", "rules_toml", "section_name", "to_toml"]
 
 OWN_STORE = "builtin"
 """The store of users and of rules: empty in a new broker, so that all clients are denied."""
@@ -66,6 +67,11 @@ class Imported:
         self.rules = None
         if text:
             self.remark(f"{text}; nothing is allowed before there is a rule for it: shardbroker ctl acl add")
+
+
+def section_name(given: str) -> str:
+    """Returns the name of a connector, action or source that is near a name of the other broker."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", given)[:48].lstrip("-_") or "bridge"
 
 
 def to_toml(imported: Imported, source: str) -> str:

@@ -6,7 +6,7 @@ A bridge becomes a connector `mqtt:NAME`; each outgoing topic an action and a ru
 import re
 from typing import Any, NamedTuple
 
-from shardbroker.config.foreign import Imported
+from shardbroker.config.foreign import Imported, section_name
 from shardbroker.config.keys import KeyPath
 
 __all__ = ["BRIDGE_KEYS", "Bridges"]
@@ -90,7 +90,7 @@ class Bridges:
 
 
 def _take(found: Imported, given: str, lines: list[tuple[str, str, str]]) -> None:
-    name = re.sub(r"[^A-Za-z0-9_-]", "-", given)[:48].lstrip("-_") or "bridge"
+    name = section_name(given)
     said = f"connection {given}"
     values: dict[str, Any] = {"proto_ver": "v4", "bridge_mode": True, "clean_start": False}
     topics: list[_Topic] = []
