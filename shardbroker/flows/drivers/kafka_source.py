@@ -113,10 +113,11 @@ class KafkaReader(ConsumerRebalanceListener):  # type: ignore[misc]
             committing = asyncio.ensure_future(self._commit_now_and_then())
             while True:
                 records = await consumer.getmany(timeout_ms=wait_ms, max_records=RECORDS_MAX)
+                generation = self._generation
                 while self._begun != consumer.assignment() and not await self._begin(records):
                     await asyncio.sleep(RETRY_S)
                 if records:
-                    await self._take(take, records)
+                    await self._take(take, records, generation)
                 if committing.done():
                     committing.result()
         except Exception as error:
@@ -143,9 +144,9 @@ class KafkaReader(ConsumerRebalanceListener):  # type: ignore[misc]
 
     # --- records --------------------------------------------------------------------------------------------------------------
 
-    async def _take(self, take: Take, records: Mapping[TopicPartition, Sequence[ConsumerRecord]]) -> None:
-        """Hands records to workers; their offsets may be committed once these have them."""
-        generation, behind = self._generation, {where: of[-1].offset + 1 for where, of in records.items() if of}
+    async def _take(self, take: Take, records: Mapping[TopicPartition, Sequence[ConsumerRecord]], generation: int) -> None:
+        """Hands records to workers; their offsets may be committed once these have them, in the generation of their assignment."""
+        behind = {where: of[-1].offset + 1 for where, of in records.items() if of}
         batch = [self._received(record) for of in records.values() for record in of]
 
         def done() -> None:
@@ -155,7 +156,8 @@ class KafkaReader(ConsumerRebalanceListener):  # type: ignore[misc]
             if generation == self._generation:
                 self._done |= behind
 
-        self._next |= behind
+        if generation == self._generation:
+            self._next |= behind
         self._under_way += 1
         self._idle.clear()
         await take(batch, done)
