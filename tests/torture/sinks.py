@@ -23,6 +23,8 @@ PAUSE_S = 0.7
 """Mean time between two kills."""
 STOPPED_S = (1.0, 5.0)
 """How long the server is killed or stopped, at least and at most."""
+SPANS_MAX = 20
+"""Of missing rows, that are printed."""
 QUIET_S = 30.0
 """Without a new row for so long, none comes any more."""
 ONCE = ("kafka", "mysql", "pgsql", "pulsar", "timescale")
@@ -73,6 +75,17 @@ def settled(sink: Sink, expected: set[tuple[int, int]]) -> Counter[tuple[int, in
     return rows
 
 
+def spans(found: set[tuple[int, int]]) -> str:
+    """Returns the first spans of rows, as `publisher: first-last`: what was under way together is lost together."""
+    shown: list[list[int]] = []
+    for publisher, number in sorted(found):
+        if shown and shown[-1][0] == publisher and shown[-1][2] == number - 1:
+            shown[-1][2] = number
+        else:
+            shown.append([publisher, number, number])
+    return ", ".join([f"{publisher}: {first}-{last}" for publisher, first, last in shown[:SPANS_MAX]])
+
+
 def run(kind: str, once: bool, victims: list[str], rate: float, place: Path) -> bool:
     """Returns whether all is as it has to be."""
     data_dir = place / "data"
@@ -106,6 +119,8 @@ def run(kind: str, once: bool, victims: list[str], rate: float, place: Path) -> 
                     process.kill()
             expected = {(worker, n) for worker in range(WORKERS) for n, flag in enumerate(bytes(acknowledged[worker])) if flag}
             rows = settled(sink, expected)
+            if lost := expected - rows.keys():
+                print(f"missing {spans(lost)}; {broker.action(f'{kind}:rows')}")
     missing, doubled = len(expected - rows.keys()), sum(rows.values()) - len(rows)
     kinds = ", ".join(f"{with_server.count(one)} of {one}" for one in sorted(set(with_server)))
     print(f"{kind}{' once' if once else ''}: {kinds}; {len(expected)} acknowledged, {missing} missing, {doubled} repeated")
