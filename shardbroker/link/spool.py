@@ -39,11 +39,13 @@ from shardbroker.journal.layout import (
 from shardbroker.link.lanes import Slice, slice_of
 from shardbroker.logs.phrases import Line, log_line
 
-__all__ = ["DiskSpool", "SyncThread", "spooled_nodes"]
+__all__ = ["DiskSpool", "SyncThread", "spooled_nodes", "sync_path", "write_at"]
 
 ENTRY = Struct("<HHIQQQ")
 SEGMENT_BYTES = 16 << 20
 """A segment that is at least so large is followed by another one."""
+PARENTS = 3
+"""Of the directory of a spool: that of its node, that of all spools, and `data_dir`."""
 RELEASED = "released"
 LARGE = ".large"
 
@@ -122,6 +124,8 @@ class DiskSpool:
         self._is_syncing = False
         self._sync_failed = False
         self._unsynced_files: list[Path] = []
+        self._unsynced_parents: Sequence[Path] = directory.parents[:PARENTS]
+        """Directories that may have been made for this one: without them a power cut takes the spool with its name."""
         self.bytes = 0
         self.synced = 0
         stored = os.pread(self._released_fd, 8, 0)
@@ -201,7 +205,7 @@ class DiskSpool:
             body = ENTRY.pack(lane, 0, contents, identity, records.first, records.end) + bytes(records)
             header = BlockHeader(len(body), 1, sequence, time.time_ns() // 1000, self._incarnation, raw_length=len(body))
             segment = self._segment_for(sequence)
-            _write(segment.fd, header.pack(body), segment.size)
+            write_at(segment.fd, header.pack(body), segment.size)
         except OSError as error:
             large.unlink(missing_ok=True)
             raise SpoolFull(str(error)) from error
@@ -217,7 +221,7 @@ class DiskSpool:
         path = self._directory / segment_name(sequence)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            _write(fd, SegmentHeader(self._incarnation, sequence, sequence, time.time_ns() // 1000).pack(), 0)
+            write_at(fd, SegmentHeader(self._incarnation, sequence, sequence, time.time_ns() // 1000).pack(), 0)
         except OSError:
             os.close(fd)
             path.unlink()
@@ -299,7 +303,7 @@ class DiskSpool:
         while self._segments:
             self._remove(self._segments.pop(0))
         if self._sync is not None:
-            _fsync(self._directory)
+            sync_path(self._directory)
         self._fading.clear()
 
     def streams(self) -> Iterable[tuple[int, int]]:
@@ -335,8 +339,10 @@ class DiskSpool:
         try:
             for path in files:
                 with suppress(FileNotFoundError):  # released meanwhile
-                    _fsync(path)
-            _fsync(self._directory)
+                    sync_path(path)
+            for path in (self._directory, *self._unsynced_parents):
+                sync_path(path)
+            self._unsynced_parents = ()
         except OSError as error:
             self._sync_failed = True
             self._log("error", log_line("spool not synced", path=self._directory, reason=error))
@@ -347,7 +353,7 @@ class DiskSpool:
         self._is_syncing = False
 
 
-def _write(fd: int, data: bytes, offset: int) -> None:
+def write_at(fd: int, data: bytes, offset: int) -> None:
     """Writes all of the data. After an error nothing of it counts: the next write begins at the same offset."""
     view = memoryview(data)
     try:
@@ -360,7 +366,8 @@ def _write(fd: int, data: bytes, offset: int) -> None:
         raise
 
 
-def _fsync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Syncs a file or a directory. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

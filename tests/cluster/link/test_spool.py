@@ -208,7 +208,7 @@ def test_a_sync_that_has_failed_is_not_reported(tmp_path: Path, lane: Lane, monk
     def fails(path: Path) -> None:
         raise OSError(errno.EIO, "input/output error")
 
-    monkeypatch.setattr(module, "_fsync", fails)
+    monkeypatch.setattr(module, "sync_path", fails)
     spool.start_sync()
     until(lambda: bool(lines))
     monkeypatch.undo()
@@ -216,3 +216,13 @@ def test_a_sync_that_has_failed_is_not_reported(tmp_path: Path, lane: Lane, monk
     spool.start_sync()
     until(lambda: not spool._is_syncing)
     assert spool.synced == 0, "the kernel may have dropped what it could not write"
+
+
+def test_the_first_sync_covers_the_name_of_the_spool(tmp_path: Path, lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(module, "sync_path", synced.append)
+    spool = DiskSpool(tmp_path / "spool" / "2" / "1", SyncThread(os.eventfd(0)), lambda *_: None)
+    spool.append(0, 500, lane.records(record(1)))
+    spool.start_sync()
+    until(lambda: spool.synced == 1)
+    assert {tmp_path / "spool" / "2" / "1", tmp_path / "spool" / "2", tmp_path / "spool", tmp_path} <= {*synced}
