@@ -6,6 +6,8 @@
                    kind 2: 02 | destination u32 | group name | 00 | count u32 | generation u16     members of a shared group there
 
     db "nodes"     node u8 -> generation u64 | rows u64 | current u64 | is marked u8 | log id u64 | position u64
+                   node u8 | 00 -> who the node is, as link-0 has noted it
+                   00 -> number of the next change, as link-0 counts them (shardbroker/link/stored_routes.py)
 
 The routes of a node are a dump and the log behind it (shardbroker.cluster.rlog). Each dump has a new generation: rows of earlier
 ones stay in force until it is complete, and those that it has not renewed are then swept. `rows` counts the rows of a node,
@@ -16,9 +18,10 @@ transaction of the rows that it covers; the epochs of changed filters are raised
 renewed are not.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -28,12 +31,17 @@ import lmdb
 from shm.destinations import DestinationKind, destination
 from shm.epochs import Epochs
 from shm.keys import KEY_MAX, LONG_MARK, digest_of
-from shm.routes import GROUP_MAX, MAP_BYTES, READERS, RouteDatabase, RouteTableFull, has_wildcard, item_at, resume_at
+from shm.routes import DATABASES, GROUP_MAX, MAP_BYTES, READERS, RouteDatabase, RouteTableFull, has_wildcard, item_at, resume_at
 
 __all__ = ["RemoteRoutes"]
 
 SWEEP_VISITS = 10_000
 """Rows visited in one call of sweep(): some 5 ms."""
+
+COPY_ROWS = 50_000
+"""Rows copied in one transaction by restore(): some 0.1 s."""
+POSITION = b"\0"
+"""Key of the number of the next change; no node has the id 0."""
 
 _NODE = Struct(">QQQBQQ")
 
@@ -80,6 +88,8 @@ class RemoteRoutes(RouteDatabase):
         self._sweeps: dict[int, tuple[int, _Place | None]] = {}
         """Node to the database and the place at which its sweep continues."""
         self._purging: set[int] = set()
+        self.position = self._stored_position()
+        """Number of the next change; stored with each transaction."""
 
     # --- state of a node ----------------------------------------------------------------------------------------
 
@@ -94,7 +104,7 @@ class RemoteRoutes(RouteDatabase):
     def nodes(self) -> list[int]:
         """Returns the nodes that have a mark, rows or a generation here."""
         with self._env.begin() as txn, txn.cursor(self._by_node) as cursor:
-            return [key[0] for key in cursor.iternext(values=False)]
+            return [key[0] for key in cursor.iternext(values=False) if len(key) == 1 and key != POSITION]
 
     def begin(self, node_id: int) -> int:
         """Removes the mark and returns the generation of the dump that begins; rows of older ones stay."""
@@ -191,9 +201,10 @@ class RemoteRoutes(RouteDatabase):
     def sweep(self, node_id: int, generation: int, most: int) -> bool:
         """Removes at most `most` rows that are not of a generation; returns True if there are no more.
 
-        A call visits at most SWEEP_VISITS rows. Raises RouteTableFull.
+        A call visits at most SWEEP_VISITS rows. The current generation is used where `generation` is 0. Raises RouteTableFull.
         """
         node = self._node(node_id)
+        generation = generation or node.generation
         if node.rows == node.current:
             self._sweeps.pop(node_id, None)
             return True
@@ -247,6 +258,58 @@ class RemoteRoutes(RouteDatabase):
         self._known.pop(node_id, None)
         return True
 
+    # --- the table as a whole -----------------------------------------------------------------------------------
+
+    def note(self) -> None:
+        """Stores the number of the next change."""
+        with self._write() as txn:
+            self._store_position(txn)
+
+    def identify(self, node_id: int, identity: bytes | None) -> None:
+        """Stores who a node is, or removes that. Raises RouteTableFull."""
+        key = bytes((node_id, 0))
+        with self._write() as txn:
+            if identity is None:
+                txn.delete(key, db=self._by_node)
+            else:
+                txn.put(key, identity, db=self._by_node)
+            self._store_position(txn)
+
+    def identities(self) -> dict[int, bytes]:
+        """Returns who the nodes are."""
+        with self._env.begin() as txn, txn.cursor(self._by_node) as cursor:
+            return {bytes(key)[0]: bytes(value) for key, value in cursor.iternext() if len(key) == 2}
+
+    def copy(self, descriptor: int) -> None:
+        """Writes one state of the table to a file, without its free pages; from any thread. Raises lmdb.Error."""
+        self._env.copyfd(descriptor, compact=True)
+
+    def clear(self) -> None:
+        """Removes everything."""
+        with self._write() as txn:
+            for db in (*self._routes, self._long, self._by_node):
+                txn.drop(db, delete=False)
+        self._known.clear()
+        self._sweeps.clear()
+        self._purging.clear()
+        self.position = 0
+
+    def restore(self, path: Path, beat: Callable[[], None] = lambda: None) -> None:
+        """Fills an empty table from a copy. beat: called behind each transaction. Raises RouteTableFull, lmdb.Error."""
+        size = int(self._env.info()["map_size"])
+        with lmdb.open(str(path), map_size=size, max_dbs=DATABASES, subdir=False, readonly=True, lock=False) as copy:
+            names = (b"exact", b"wild", b"wildlong", b"long", b"nodes")
+            for name, db in zip(names, (*self._routes, self._long, self._by_node), strict=True):
+                source: Any = copy.open_db(name, dupsort=db in self._routes, create=False)
+                with copy.begin() as reading, reading.cursor(source) as cursor:
+                    rows = cursor.iternext() if cursor.first() else iter(())
+                    stored = COPY_ROWS
+                    while stored == COPY_ROWS:
+                        with self._write() as txn, txn.cursor(db) as target:
+                            stored, _ = target.putmulti(islice(rows, COPY_ROWS), append=True)
+                        beat()
+        self.position = self._stored_position()
+
     # --- transactions -------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -272,6 +335,16 @@ class RemoteRoutes(RouteDatabase):
         log_id, position = node.mark or (0, 0)
         stored = _NODE.pack(node.generation, node.rows, node.current, node.mark is not None, log_id, position)
         txn.put(bytes((node_id,)), stored, db=self._by_node)
+        self._store_position(txn)
+
+    def _store_position(self, txn: lmdb.Transaction) -> None:
+        if self.position:
+            txn.put(POSITION, self.position.to_bytes(8, "big"), db=self._by_node)
+
+    def _stored_position(self) -> int:
+        with self._env.begin() as txn:
+            stored: Any = txn.get(POSITION, db=self._by_node)
+        return int.from_bytes(stored or b"", "big")
 
     def _bump(self, filters: list[bytes]) -> None:
         """Raises the epochs of filters whose matches have changed; the transaction is committed."""

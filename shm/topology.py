@@ -196,6 +196,11 @@ class Topology:
         return self.runtime_dir / "routes-remote"
 
     @property
+    def peer_routes_dir(self) -> Path:
+        """Returns the directory in which the routes of other nodes outlive the broker."""
+        return self.data_dir / "cluster" / "routes"
+
+    @property
     def view_name(self) -> str:
         """Returns the path of the segment with the members of the cluster."""
         return str(self.runtime_dir / "view")

@@ -108,6 +108,8 @@ class PeerLink:
     state: LinkState = LinkState.DOWN
     node: Hello | None = None
     """The node behind the address, as it last proved itself; None: never, or removed."""
+    is_proved: bool = False
+    """The node has proved itself since the broker started; otherwise it is what an earlier broker knew."""
     connection: int | None = None
     dial_ms: int = 0
     """When to dial next; only for the side that dials."""
@@ -175,10 +177,14 @@ class View:
         self._settle(now_ms)
         return done
 
-    def restore(self, node_id: int, name: str, address: str, node_uuid: bytes, incarnation: int) -> None:
-        """Takes over what an earlier process of this node knew of a seed, so that the id stays bound to it."""
+    def restore(
+        self, node_id: int, name: str, address: str, node_uuid: bytes, incarnation: int, is_proved: bool = True
+    ) -> None:  # fmt: skip
+        """Takes over what an earlier process of this node knew of a seed, so that the id stays bound to it; without `is_proved` an
+        earlier broker, so that the id is bound until another node proves it."""
         link = self.links.get(address)
-        if link is not None and link.node is None:
+        if link is not None and link.node is None and self.link_of(node_id) is None:
+            link.is_proved = is_proved
             cluster, nothing = self.me.cluster, bytes(16)
             link.node = Hello(SIGNALS, node_id, name, address, cluster, node_uuid, incarnation, 0, 0, 0, nothing)
 
@@ -289,7 +295,7 @@ class View:
         if link is None:
             raise PeerFault(ByeReason.NOT_A_MEMBER, f"{hello.address} is missing from cluster.static.seeds of node {me.name}")
         holder = self.link_of(hello.node_id)
-        if holder is not None and holder is not link:
+        if holder is not None and holder is not link and holder.is_proved:
             assert holder.node is not None
             text = f"node id {hello.node_id} of node {hello.name} belongs to node {holder.node.name} at {holder.address}"
             raise PeerFault(ByeReason.DUPLICATE_ID, f"{text}: node.id must be unique")
@@ -311,10 +317,15 @@ class View:
         if link.connection is not None:
             done.append(Close(link.connection, ByeReason.REPLACED, f"node {hello.name} has opened a newer connection"))
         known = link.node
-        is_new = known is not None and (known.node_uuid, known.node_id) != (hello.node_uuid, hello.node_id)
+        holder = self.link_of(hello.node_id)
+        if holder is not None and holder is not link:  # an earlier broker knew the node, or another one of this id, there
+            known_of_id, holder.node = holder.node, None
+        else:
+            known_of_id = known
+        is_new = known_of_id is not None and (known_of_id.node_uuid, known_of_id.node_id) != (hello.node_uuid, hello.node_id)
         if known is not None and known.node_id != hello.node_id:
             done.append(Gone(known.node_id))
-        link.node, link.connection, link.state = hello, connection, LinkState.SYNCING
+        link.node, link.is_proved, link.connection, link.state = hello, True, connection, LinkState.SYNCING
         link.pong_ms = link.ping_due_ms = now_ms
         link.pings.clear()
         link.pause_ms = REDIAL_FIRST_MS

@@ -203,7 +203,9 @@ class Cluster(Section):
     )
     spool: Spool = Spool()
     join_timeout: Wait = Field(
-        30.0, description="A node that starts serves clients once it has the routes of all members, or after this time."
+        30.0,
+        description="A node that starts serves clients once it has the routes of all members, or after this time. Absent members "
+        "then have the routes that they had sent before.",
     )
 
     @field_validator("core")

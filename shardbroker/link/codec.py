@@ -38,7 +38,7 @@ from shardbroker.cluster.rlog import BATCH_ROUTES
 from shardbroker.link.frames import Frame, FrameType, pack_frame
 from shardbroker.link.session_codec import SESSION_FRAMES, decode_session, encode_session
 
-__all__ = ["decode", "encode"]
+__all__ = ["decode", "decode_routes", "encode", "encode_routes"]
 
 HELLO = Struct("<HHQHHQ16s16s16sHH")
 PROOF_BYTES = 32
@@ -86,7 +86,7 @@ def encode(message: Message) -> bytes:
     if kind in NUMBERS:
         return pack_frame(kind, NUMBERS[kind][1].pack(*message))
     *numbers, routes = cast(tuple[Any, ...], message)
-    return pack_frame(kind, BATCHES[kind][1].pack(*numbers) + _encode_routes(routes))
+    return pack_frame(kind, BATCHES[kind][1].pack(*numbers) + encode_routes(routes))
 
 
 def decode(frame: Frame) -> Message:
@@ -148,11 +148,15 @@ def _numbers(frame: Frame) -> Message:
 
 def _batch(frame: Frame) -> Message:
     kind, layout = BATCHES[frame.type]
-    message: Message = kind(*layout.unpack_from(frame.body), _decode_routes(frame, layout.size))
+    try:
+        message: Message = kind(*layout.unpack_from(frame.body), decode_routes(frame.body, layout.size))
+    except ValueError as error:
+        raise _malformed(frame, str(error)) from None
     return message
 
 
-def _encode_routes(routes: Sequence[Route]) -> bytes:
+def encode_routes(routes: Sequence[Route]) -> bytes:
+    """Returns routes as PART and LOG have them behind their numbers."""
     count = len(routes)
     filters, groups, members, flags = zip(*routes, strict=True) if routes else ((), (), (), ())
     sizes = [len(filter) for filter in filters]
@@ -161,16 +165,16 @@ def _encode_routes(routes: Sequence[Route]) -> bytes:
     return b"".join([columns, *(text for pair in zip(filters, groups, strict=True) for text in pair)])
 
 
-def _decode_routes(frame: Frame, at: int) -> tuple[Route, ...]:
-    body = frame.body
+def decode_routes(body: bytes, at: int) -> tuple[Route, ...]:
+    """Returns the routes from an offset to the end. Raises ValueError, struct.error."""
     (count,) = COUNT.unpack_from(body, at)
     if not 0 < count <= BATCH_ROUTES:
-        raise _malformed(frame, f"must have 1 to {BATCH_ROUTES} routes, got {count}")
+        raise ValueError(f"must have 1 to {BATCH_ROUTES} routes, got {count}")
     layout = f"<{count}B{count}I{count}H{count}H"
     columns = unpack_from(layout, body, at + COUNT.size)
     at += COUNT.size + calcsize(layout)
     if len(body) - at != sum(columns[2 * count :]):
-        raise _malformed(frame, f"filters and groups must have {sum(columns[2 * count :])} bytes, got {len(body) - at}")
+        raise ValueError(f"filters and groups must have {sum(columns[2 * count :])} bytes, got {len(body) - at}")
     routes = []
     for flags, members, size, group_size in zip(
         columns[:count], columns[count : 2 * count], columns[2 * count : 3 * count], columns[3 * count :], strict=True

@@ -210,8 +210,10 @@ class DataProcess:
                     self._execute(self.core.set_peer(node, row.address, row.incarnation, is_new, now_ms), now_ms)
                 if row.is_member and before is not None and row.link == LinkState.UP != before.link:
                     self._hurry(node, row.address, now_ms)
+                if not row.is_member and not row.gone:
+                    self.core.add_peer(node, row.address)  # an earlier broker knew it: messages for it wait in the spool
         for node, row in self._rows.items():
-            if row.is_member:
+            if row.is_member or not row.gone:
                 self._attach(node, now_ms)
 
     def _hurry(self, node: int, address: str, now_ms: int) -> None:

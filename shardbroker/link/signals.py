@@ -25,7 +25,7 @@ from typing import Any
 import uvloop
 
 from shardbroker.cluster.faults import ByeReason, PeerFault
-from shardbroker.cluster.messages import FRAME_BYTES_MAX, Bye, Hello
+from shardbroker.cluster.messages import FRAME_BYTES_MAX, Bye, Hello, RouteAck, RoutesFrom
 from shardbroker.cluster.outputs import Arrived, Close, Dial, Established, Gone, Output, Refused, Send, SubackDue
 from shardbroker.cluster.rlog import SubackWait
 from shardbroker.cluster.signals import UNPROVED_MAX, Signals
@@ -33,10 +33,11 @@ from shardbroker.cluster.view import SIGNALS, LinkState, ViewSettings
 from shardbroker.link.codec import decode, encode
 from shardbroker.link.frames import PREFACE_BYTES, Frame, FrameReader, channel_of
 from shardbroker.link.identity import CookieError, own_identity, read_cookie
-from shardbroker.link.routes import open_routes
+from shardbroker.link.routes import open_peer_routes, open_routes
 from shardbroker.link.session_channel import Budget, Packed
 from shardbroker.link.sessions import PeerQueue, SessionDispatcher
 from shardbroker.link.sockets import check_certificate, dial, give_socket, prepare, tls_contexts
+from shardbroker.link.stored_routes import StoredRoutes
 from shardbroker.link.subacks import MESSAGE_BYTES, decode_request, encode_answer
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
@@ -81,27 +82,56 @@ ADDRESSES_MAX = 1_000
 
 def run(topology: Topology) -> None:
     """Serves until SIGTERM."""
-    if not _await_routes(topology):
-        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    log = Log(topology.settings.log.level)
     try:
-        process = _SignalProcess(topology)
+        store = _open_store(topology, log)
+        if not _await_routes(topology):
+            return
+        process = _SignalProcess(topology, log, store)
     except (CookieError, OSError) as error:
         sys.exit(f"link-0: {error}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(process.serve())
 
 
+def _open_store(topology: Topology, log: Log) -> StoredRoutes:
+    """Returns the routes of peers. Those that the disk has are in the table, with rings to their nodes, before a worker serves.
+    Raises OSError."""
+    counters = Counters.attach(topology.counters_name)
+    place = topology.places_of(LINK)[0]
+    counters.set_state(place.slot, ProcessState.STARTING)
+    store = open_peer_routes(
+        topology, lambda level, line: log.add(level, of_process(place.title, line)), topology.doorbells[place.slot],
+        is_new=not ViewSegment.attach(topology.view_name).version_now(), beat=lambda: counters.beat(place.slot, _now_ms()),
+    )  # fmt: skip
+    for node_id in store.peers:
+        _make_rings(topology, node_id)
+    log.flush()
+    return store
+
+
+def _make_rings(topology: Topology, node_id: int) -> None:
+    """Creates the rings from each worker to a peer, before any route can lead there. Raises OSError."""
+    for number in range(1, topology.links):
+        path = Path(topology.peer_inbox_name(node_id, number))
+        if path.exists():
+            continue
+        new = path.with_name(f".{path.name}.new")
+        new.unlink(missing_ok=True)  # left by a process that was killed
+        Inbox.create(str(new), topology.workers, topology.peer_ring_bytes).close()
+        new.rename(path)
+
+
 def _await_routes(topology: Topology) -> bool:
-    """Waits until all workers have the routes of their recovered sessions in the table. Returns False on SIGTERM.
+    """Waits until all workers have the routes of their recovered sessions in the table. Returns False on SIGTERM, which is blocked.
 
     Peers replace what they know of this node by what its table has at the moment of the connection: messages for a session that is
     not recovered by then would find no subscriber.
     """
     counters = Counters.attach(topology.counters_name)
     slot = topology.slot_of(LINK)
-    counters.set_state(slot, ProcessState.STARTING)
     workers = [place.slot for place in topology.places_of(WORKER)]
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     while not counters.serving and any(counters.state(worker) != ProcessState.READY for worker in workers):
         counters.beat(slot, _now_ms())
         if signal.sigtimedwait({signal.SIGTERM}, READY_POLL_S) is not None:
@@ -180,26 +210,27 @@ class _Connection(asyncio.Protocol):
 
 
 class _SignalProcess:
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, log: Log, store: StoredRoutes) -> None:
         self._topology = topology
         self._cluster = cluster = topology.settings.cluster
         self._counters = Counters.attach(topology.counters_name)
         self._place = topology.places_of(LINK)[0]
         self._slot = self._counters.slot(self._place.slot)
-        self._counters.set_state(self._place.slot, ProcessState.STARTING)
-        self._log = Log(topology.settings.log.level)
+        self._log = log
         self._view = ViewSegment.attach(topology.view_name)
         self._client, self._server = tls_contexts(cluster.tls)
         self._inbox = Inbox.attach(topology.inbox_name(self._place.slot))
         self._bell = topology.doorbells[self._place.slot]
         before = self._view.read()
-        source, store = open_routes(topology)
+        self._store = store
+        self._acks: deque[tuple[int, int, RouteAck | RoutesFrom]] = deque()
+        """Messages that acknowledge routes: the number of changes that have to be secured, the connection, the message."""
         now_ms = _now_ms()
         self._signals = Signals(
             own_identity(topology, self._view),
             read_cookie(Path(cluster.cookie_file)),
             cluster.static.seeds,
-            source,
+            open_routes(topology),
             store,
             Random(),
             partial(secrets.token_bytes, 16),
@@ -217,6 +248,8 @@ class _SignalProcess:
         for node_id, node in before.nodes.items():
             if node.is_member:
                 self._signals.view.restore(node_id, node.name, node.address, node.uuid, node.incarnation)
+        for node_id, peer in store.peers.items():
+            self._signals.view.restore(node_id, peer.name, peer.address, peer.uuid, peer.incarnation, is_proved=False)
         linked = [node_id for node_id, node in before.nodes.items() if node.is_member and node.link == LinkState.UP]
         self._awaited = {*linked} if before.version else set()
         """Nodes without which no view is shown until `_view_ms`."""
@@ -271,6 +304,7 @@ class _SignalProcess:
         for connection in self._connections.values():
             connection.transport.close()
         await asyncio.sleep(0)
+        self._store.close()
         self._log.close()
         self._counters.set_state(self._place.slot, ProcessState.DOWN)
 
@@ -291,6 +325,8 @@ class _SignalProcess:
                 else:
                     connection.send_sessions()
             self._note_dropped(now_ms)
+            self._store.work(now_ms)
+            self._release_acks()
             if not self._serves:
                 self._join(now_ms)
             self._publish()
@@ -421,8 +457,12 @@ class _SignalProcess:
     def _carry_out(self, outputs: Iterable[Output], frame: Frame | None = None) -> None:
         """Does what a call of the core has returned; `frame`: with the message that the core has taken."""
         self._follow()
+        store = self._store
         for output in outputs:
             match output:
+                case Send(number, RouteAck() | RoutesFrom() as message) if self._acks or not store.is_secured(store.sequence):
+                    self._acks.append((store.sequence, number, message))
+                    store.work(_now_ms())
                 case Send(number, message):
                     if (connection := self._connections.get(number)) is not None:
                         connection.write(encode(message))
@@ -439,12 +479,20 @@ class _SignalProcess:
                 case Gone(node_id):
                     node = self._nodes.get(node_id, ViewNode())
                     self._nodes[node_id] = node._replace(is_member=False, gone=node.gone + 1)
+                    store.forget(node_id)
                     self._add("info", log_line("peer left", name=node.name, address=node.address))
                 case SubackDue(ticket, is_late):
                     self._on_suback_due(ticket, is_late)
                 case Arrived(node_id, message) if frame is not None:
                     self._sessions.arrived(node_id, message, frame)
         self._publish_soon()
+
+    def _release_acks(self) -> None:
+        """Sends the acknowledgements whose routes are secured."""
+        while self._acks and self._store.is_secured(self._acks[0][0]):
+            _, number, message = self._acks.popleft()
+            if (connection := self._connections.get(number)) is not None:
+                connection.write(encode(message))
 
     def _close(self, number: int, reason: ByeReason, text: str) -> None:
         connection = self._connections.pop(number, None)
@@ -462,6 +510,7 @@ class _SignalProcess:
     def _on_established(self, output: Established) -> None:
         link = self._signals.view.link_of(output.node_id)
         assert link is not None and link.node is not None
+        self._store.identify(link.node)
         before = self._nodes.get(output.node_id, ViewNode())
         self._nodes[output.node_id] = before._replace(is_new=before.is_new + output.is_new)
         if (connection := self._connections.get(link.connection or 0)) is not None:
@@ -471,22 +520,10 @@ class _SignalProcess:
         self._add("info", log_line("peer connected", **fields))
         self._logged = {key: at for key, at in self._logged.items() if key[0] != output.address}
         try:
-            self._make_rings(output.node_id)
+            _make_rings(self._topology, output.node_id)
         except OSError as error:
             self._add("error", log_line("peer rings not created", name=link.node.name, reason=error.strerror or error))
             raise
-
-    def _make_rings(self, node_id: int) -> None:
-        """Creates the rings from each worker to a peer, before any route can lead there. Raises OSError."""
-        topology = self._topology
-        for number in range(1, topology.links):
-            path = Path(topology.peer_inbox_name(node_id, number))
-            if path.exists():
-                continue
-            new = path.with_name(f".{path.name}.new")
-            new.unlink(missing_ok=True)  # left by a process that was killed
-            Inbox.create(str(new), topology.workers, topology.peer_ring_bytes).close()
-            new.rename(path)
 
     # --- workers ----------------------------------------------------------------------------------------------------------
 
@@ -499,7 +536,10 @@ class _SignalProcess:
                 while lane.take() is not None:
                     pass
                 lane.give_back()
-        self._carry_out(self._signals.routes_changed(_now_ms()))
+        now_ms = _now_ms()
+        self._store.work(now_ms)
+        self._release_acks()
+        self._carry_out(self._signals.routes_changed(now_ms))
 
     def hold_suback(self, worker: int, ticket: int, position: int) -> None:
         """Takes a SUBACK that a worker holds."""
@@ -565,7 +605,7 @@ class _SignalProcess:
             before = self._nodes.get(node_id, ViewNode())
             acked, lag = found.get(node_id, (before.acked, max(0, self._signals.head - before.acked)))
             self._nodes[node_id] = before._replace(
-                incarnation=link.node.incarnation, acked=acked, lag=lag, is_member=True, link=int(link.state),
+                incarnation=link.node.incarnation, acked=acked, lag=lag, is_member=link.is_proved, link=int(link.state),
                 routes=int(link.routes_in), uuid=link.node.node_uuid, name=link.node.name, address=link.address,
                 skew_ms=round(link.skew_ms / SKEW_STEP_MS) * SKEW_STEP_MS,
             )  # fmt: skip

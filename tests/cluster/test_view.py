@@ -203,3 +203,42 @@ def test_loss_of_a_node_moves_its_partitions_and_no_other() -> None:
     assert all(rank(range(1, 24), partition)[0] == before[partition] for partition in range(0, PARTITIONS, 50))
     with pytest.raises(ValueError, match="at least one"):
         owners([])
+
+
+def restored(is_proved: bool) -> View:
+    """A view of a process that knows node 2 from one before it."""
+    one, known = view(), hello(2)
+    one.restore(2, known.name, known.address, known.node_uuid, known.incarnation, is_proved)
+    return one
+
+
+def test_a_node_that_an_earlier_broker_knew_is_no_member_before_its_proof() -> None:
+    one = restored(False)
+    assert 2 not in dict(one.members) and not one.links["n2:5370"].is_proved
+    assert one.established(hello(2, incarnation=2002), 7, 0) == [Established(2, 2002, "n2:5370", False)]
+    assert one.links["n2:5370"].is_proved
+
+
+def test_another_data_directory_is_found_over_a_restart() -> None:
+    assert restored(False).established(hello(2, node_uuid=b"x" * 16), 7, 0) == [Established(2, 1002, "n2:5370", True)]
+
+
+@pytest.mark.parametrize(("uuid", "is_new"), [(b"\2" * 16, False), (b"x" * 16, True)])
+def test_an_id_of_an_earlier_broker_is_free_for_another_address(uuid: bytes, is_new: bool) -> None:
+    """Nodes may have been numbered again, or have moved, while this one was stopped."""
+    moved = hello(3)._replace(node_id=2, node_uuid=uuid)
+    one = restored(False)
+    assert one.established(moved, 7, 0) == [Established(2, 1003, "n3:5370", is_new)]
+    assert one.links["n2:5370"].node is None and one.link_of(2) is one.links["n3:5370"]
+    with pytest.raises(PeerFault, match="node id 2 of node n3 belongs to node n2"):
+        restored(True).established(moved, 7, 0)
+
+
+def test_two_nodes_that_have_exchanged_their_ids_are_both_new() -> None:
+    one = restored(False)
+    other = hello(3)
+    one.restore(3, other.name, other.address, other.node_uuid, other.incarnation, False)
+    second = hello(2, node_id=3)
+    assert one.established(second, 7, 0) == [Gone(2), Established(3, 1002, "n2:5370", True)]
+    assert one.links["n3:5370"].node is None
+    assert one.established(hello(3, node_id=2), 8, 0) == [Established(2, 1003, "n3:5370", False)]

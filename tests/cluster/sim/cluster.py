@@ -119,6 +119,10 @@ class Cluster:
             due = [session for session in node.sessions.values() if session.topic == message.topic and session.created >= 0]
             if node.node_id in nodes:
                 message.due += [session.name for session in due]
+            elif publisher.runs and (
+                missed := [session.name for session in due if session.known.get(publisher.node_id) == publisher.routes_lost]
+            ):
+                raise AssertionError(f"{publisher.name} had the routes of {node.name} for {missed}")
             elif publisher.runs and node.runs and self.is_up(publisher, node) and self.is_up(node, publisher):
                 missed = [session.name for session in due if not session.is_late]
                 assert not missed, f"{publisher.name} has no route to {node.name} for {missed}"

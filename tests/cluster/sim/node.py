@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shardbroker.cluster.data import DataChannel
 from shardbroker.cluster.handshake import Identity, cluster_uuid
 from shardbroker.cluster.inbound import Keep, Placed, StreamPositions
-from shardbroker.cluster.messages import Bye, Route
+from shardbroker.cluster.messages import Bye, Hello, Route
 from shardbroker.cluster.outbound import Level, Outbound, OutboundSettings
 from shardbroker.cluster.outputs import Arrived, Close, Dial, Established, Gone, Output, Refused, Send, SubackDue
 from shardbroker.cluster.rlog import MemoryRouteLog, SubackWait
@@ -54,6 +54,8 @@ class Session:
     created: int
     """Number of messages published before its SUBACK was sent; -1 until then."""
     is_late: bool = False
+    known: dict[int, int] = field(default_factory=dict)
+    """Nodes that had its route when its SUBACK was sent, and how often each had lost its routes of peers."""
 
 
 @dataclass
@@ -98,11 +100,14 @@ class Node:
         self.incarnation = 0
         self.journals = [File() for _ in range(WORKERS)]
         self.spools: dict[int, MemorySpool] = {}
+        self.routes = MemoryRoutes()
+        self.known: dict[int, Hello] = {}
+        """Peers as they last proved themselves."""
+        self.routes_lost = 0
         # Shared memory.
         self.rings: dict[tuple[int, int], MemoryRing] = {}
         self.left_over: dict[int, list[MemoryRing]] = {}
         self.inlets = [MemoryInlet(INLET_BYTES) for _ in range(WORKERS)]
-        self.routes = MemoryRoutes()
         # Counted over all lives.
         self.dropped: Counter[int] = Counter()
         self.refused: Counter[int] = Counter()
@@ -128,8 +133,8 @@ class Node:
         self.tickets: dict[int, tuple[Session, int]] = {}
         self.next_ticket = 0
         self.recover()
-        if self.rng.random() < 0.5:
-            self.routes = MemoryRoutes()
+        if self.rng.random() < 0.1:
+            self.lose_routes()
         self.log = MemoryRouteLog(cluster.log_entries)
         self.extra: set[tuple[bytes, bytes]] = set()
         self.log.update(Route(session.topic) for session in self.sessions.values())
@@ -140,6 +145,11 @@ class Node:
         self.start_signals()
         self.start_data()
         cluster.events.after(self.rng.randint(0, TICK_US), self.tick, self.life)
+
+    def lose_routes(self) -> None:
+        """Has the disk damage what it has of peers."""
+        self.routes, self.known = MemoryRoutes(), {}
+        self.routes_lost += 1
 
     def recover(self) -> None:
         self.sessions: dict[str, Session] = {}
@@ -173,13 +183,15 @@ class Node:
         self.signals = Signals(
             self.identity(), cookie, seeds, self.log, self.routes, rng, lambda: nonce(16), now_ms, settings, suback
         )
+        for node_id, one in self.known.items():
+            self.signals.view.restore(node_id, one.name, one.address, one.node_uuid, one.incarnation, is_proved=False)
 
     def start_data(self) -> None:
         """Starts the link process of the data: with the spools and the rings of the last one."""
         now_ms = self.cluster.events.now_ms
         rng, nonce = Random(self.rng.getrandbits(64)), self.rng.randbytes
         self.data = DataChannel(self.identity(), b"cookie", DATA, self.make_outbound, self, rng, lambda: nonce(16))
-        known = {*self.spools, *self.left_over, *(peer for peer, _ in self.rings)}
+        known = {*self.spools, *self.left_over, *(peer for peer, _ in self.rings), *self.known}
         for peer in sorted(known):
             self.data.add_peer(peer, self.cluster.nodes[peer - 1].address)
         for link in self.signals.view.links.values():
@@ -225,7 +237,8 @@ class Node:
             self.rings.clear()
             self.left_over.clear()
             self.inlets = [MemoryInlet(INLET_BYTES) for _ in range(WORKERS)]
-            self.routes = MemoryRoutes()
+            if self.cluster.level == Level.PROCESS:
+                self.lose_routes()
         else:
             self.cluster.network.reset_host(self)
 
@@ -316,8 +329,12 @@ class Node:
                 case Dial(address, channel):
                     self.dial(address, channel)
                 case Established(node_id, incarnation, address, is_new):
+                    link = self.signals.view.link_of(node_id)
+                    assert link is not None and link.node is not None
+                    self.known[node_id] = link.node
                     self.execute(self.data.set_peer(node_id, address, incarnation, is_new, self.cluster.events.now_ms))
                 case Gone(node_id):
+                    self.known.pop(node_id, None)
                     self.execute(self.data.gone(node_id, self.cluster.events.now_ms))
                 case SubackDue(ticket, is_late):
                     self.suback(ticket, is_late)
@@ -498,6 +515,8 @@ class Node:
             mark = peer.routes.mark(self.node_id) if peer.runs and peer.incarnation == link.node.incarnation else None
             if mark is None or mark[0] != self.incarnation or mark[1] < position:
                 behind.append(peer)
+            else:
+                session.known[peer.node_id] = peer.routes_lost
         if not is_late:
             alive = [peer.name for peer in behind if peer.runs and self.index_is_linked(peer)]
             assert not alive, f"{self.name}: SUBACK before {alive} had the route"
@@ -596,7 +615,7 @@ class Node:
             self.spools.clear()
             self.rings.clear()
             self.left_over.clear()
-            self.routes = MemoryRoutes()
+            self.lose_routes()
 
     def delivered(self) -> dict[str, list[int]]:
         """Returns the messages of each session, from the journals."""
