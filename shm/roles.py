@@ -13,12 +13,12 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 __all__ = [
-    "ACCEPTOR", "API", "FLOWS", "INTEGRATIONS", "LINK", "MANAGER", "ROLES", "WORKER", "Cores", "Place", "Role", "lay_places",
-    "load",
+    "ACCEPTOR", "API", "FLOWS", "INTEGRATIONS", "LINK", "MANAGER", "ROLES", "STOMP", "WORKER", "Cores", "Place", "Role",
+    "lay_places", "load",
 ]  # fmt: skip
 
 WORKER, MANAGER, LINK, FLOWS = "worker", "manager", "link", "flows"
-INTEGRATIONS, API, ACCEPTOR = "integrations", "api", "acceptor"
+INTEGRATIONS, API, ACCEPTOR, STOMP = "integrations", "api", "acceptor", "gateway-stomp"
 """Names of the rows of ROLES."""
 
 
@@ -130,6 +130,9 @@ ROLES = (
         ACCEPTOR, "acceptor.main:run", drain_order=20, count=_acceptors, cores=lambda cores, number: cores.acceptors,
         accepts=True, watched=True,
     ),
+    # After the workers, which disconnect its clients.
+    Role(STOMP, "shardbroker.gateways.stomp.main:run", drain_order=15, needed="shardbroker.config.gateways:needs_stomp",
+         loads_late=True),
 )  # fmt: skip
 """Roles in the order in which they are started."""
 

@@ -43,6 +43,8 @@ class ListenerSockets:
     """0 for a unix socket."""
     activated: bool = False
     """Opened by the service manager, which keeps it open."""
+    is_internal: bool = False
+    """Of a gateway: for the broker's own processes."""
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,15 @@ MAY_USE = {
         "shardbroker.stores",
         "shm",
     ),
+    # Clients of other protocols: to the broker they are MQTT clients.
+    "shardbroker.gateways": (
+        "shardbroker.config",
+        "shardbroker.logs",
+        "shardbroker.mqtt",
+        "shardbroker.stores",
+        "acceptor",
+        "shm",
+    ),
     # Between those who ask a running broker and the manager that answers.
     "shardbroker.control": (),
     # Neither users nor rules: a sink stands on the same connections as an authenticator.
@@ -203,7 +212,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "access", "action_alarms",
             "alarm_watch", "alarms", "audit", "client_events", "client_topics", "cluster_view", "configuration",
-            "definitions", "disk_alarms", "feed", "flows_calls", "hold_alarms", "stream_holds",
+            "definitions", "disk_alarms", "feed", "flows_calls", "gateway_state", "hold_alarms", "stream_holds",
             "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "rules", "server", "sinks", "streams",
             "sys_publisher", "sys_topics",
             "topic_metrics", "trace_lines", "tracing", "workers",
@@ -214,8 +223,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "handlers", "handlers.access", "handlers.accounts", "handlers.clients", "handlers.cluster", "handlers.configuration",
             "handlers.delayed",
-            "handlers.exhooks", "handlers.journals", "handlers.listeners", "handlers.messages", "handlers.node",
-            "handlers.persistence", "handlers.plugins", "handlers.rules", "handlers.sinks", "handlers.snapshots",
+            "handlers.exhooks", "handlers.gateways", "handlers.journals", "handlers.listeners", "handlers.messages",
+            "handlers.node", "handlers.persistence", "handlers.plugins", "handlers.rules", "handlers.sinks", "handlers.snapshots",
             "handlers.streams", "handlers.subscriptions",
             "handlers.watching",
         ),

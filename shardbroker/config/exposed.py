@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 
+from shardbroker.config.gateways import outer_listeners
 from shardbroker.config.listeners import Listener, parse_address, unix_path
 from shardbroker.config.settings import Settings
 
@@ -31,7 +32,12 @@ def exposures(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> 
 def anonymous_listeners(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> Iterator[tuple[str, Listener]]:
     """Yields listeners with a public address whose clients need neither a password nor a certificate. Plugins and programs behind
     hooks, which may also reject clients, are not considered."""
-    for name, listener in listeners:
+    outer = (
+        (id, Listener(bind=one.bind, auth_chain=getattr(settings.gateways, kind).authentication, enable_authn=one.enable_authn))
+        for kind, _, id, one in outer_listeners(settings)
+        if not (one.tls.verify == "verify_peer" and one.tls.fail_if_no_peer_cert)
+    )
+    for name, listener in (*listeners, *outer):
         chain = settings.auth.chain if listener.auth_chain == ["inherit"] else listener.auth_chain
         asked = bool(chain) and listener.enable_authn is not False
         certified = listener.tls.verify == "verify_peer" and listener.tls.fail_if_no_peer_cert

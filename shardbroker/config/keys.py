@@ -214,6 +214,8 @@ def plain(field: FieldInfo, value: Any) -> Any:
     marks = list(_all_marks(field.annotation, field.metadata))
     if _hidden(field) and value:
         return dict.fromkeys(value, MASK) if isinstance(value, dict) else MASK
+    if isinstance(value, SecretStr):
+        return ""
     if _unit(marks) is Unit.DURATION and isinstance(value, float):
         return format_duration(value)
     if _unit(marks) is Unit.SIZE and isinstance(value, int):

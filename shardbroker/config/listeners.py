@@ -15,12 +15,15 @@ __all__ = [
     "DEFAULT_PORTS",
     "LISTENERS_MAX",
     "LISTENER_NAME",
+    "MOUNTPOINT_HELP",
     "Certificate",
     "Limiter",
     "Listener",
+    "Rules",
     "Tls",
     "WebSocket",
     "ZoneLimiter",
+    "check_mountpoint",
     "parse_address",
     "parse_rule",
     "unix_path",
@@ -203,11 +206,7 @@ class Listener(Section):
     @field_validator("mountpoint")
     @classmethod
     def _mountpoint(cls, value: str) -> str:
-        text = PLACEHOLDER.sub("x", value)
-        wrong = any(c in text for c in "+#$\0") or not set(PLACEHOLDER.findall(value)) <= {"clientid", "username"}
-        if value and (wrong or not value.endswith("/") or len(value.encode()) > MOUNTPOINT_MAX):
-            raise ValueError(f"allowed is {MOUNTPOINT_HELP}")
-        return value
+        return check_mountpoint(value)
 
     @field_validator("access_rules")
     @classmethod
@@ -238,6 +237,15 @@ class Listener(Section):
     @property
     def over_websocket(self) -> bool:
         return self.type in ("ws", "wss")
+
+
+def check_mountpoint(value: str) -> str:
+    """Returns a mount point. Raises ValueError for one that cannot be used."""
+    text = PLACEHOLDER.sub("x", value)
+    wrong = any(c in text for c in "+#$\0") or not set(PLACEHOLDER.findall(value)) <= {"clientid", "username"}
+    if value and (wrong or not value.endswith("/") or len(value.encode()) > MOUNTPOINT_MAX):
+        raise ValueError(f"allowed is {MOUNTPOINT_HELP}")
+    return value
 
 
 def unix_path(bind: str) -> str | None:

@@ -16,6 +16,7 @@ from shardbroker.config.cluster import NODE_ID_MAX, Cluster
 from shardbroker.config.exhook import ExHook
 from shardbroker.config.features import Delayed, EventMessage, Rewrite, check_filters
 from shardbroker.config.flows import RULE_ID, RULES_MAX, Flows, Rule, RuleEngine
+from shardbroker.config.gateways import Gateways
 from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener, ZoneLimiter, parse_address
 from shardbroker.config.persistence import Persistence, check_connectors
 from shardbroker.config.plugins import PluginSettings
@@ -26,7 +27,7 @@ from shardbroker.config.streams import Stream, check_names
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
 from shardbroker.config.watching import SlowSubs, TopicMetrics, Trace
 from shm.channels import SUPERVISOR
-from shm.roles import ACCEPTOR, API, INTEGRATIONS, MANAGER, WORKER
+from shm.roles import ACCEPTOR, API, INTEGRATIONS, MANAGER, STOMP, WORKER
 
 __all__ = [
     "Alarm",
@@ -418,6 +419,7 @@ class Settings(Section):
     plugins: Annotated[PluginSettings, Live(MANAGER)] = PluginSettings()
     exhook: Annotated[ExHook, Live(WORKER, MANAGER, INTEGRATIONS, SUPERVISOR)] = ExHook()
     cluster: Annotated[Cluster, RESTART] = Cluster()
+    gateways: Annotated[Gateways, Live(MANAGER, SUPERVISOR, STOMP)] = Gateways()
     flows: Annotated[Flows, RESTART] = Flows()
     replay: Annotated[Replay, Live(WORKER, SUPERVISOR)] = Replay()
     rule_engine: Annotated[RuleEngine, Live(MANAGER)] = RuleEngine()

@@ -17,6 +17,7 @@ from shardbroker.control import (  # noqa: F401 - add their verbs to the table
     cluster_verbs,
     exhook_verbs,
     feature_verbs,
+    gateway_verbs,
     persistence_verbs,
     plugin_verbs,
     rule_verbs,

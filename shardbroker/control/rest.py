@@ -7,7 +7,7 @@ from typing import Literal, get_args
 __all__ = ["TAGS", "Answer", "Rest", "Tag"]
 
 Tag = Literal[
-    "Accounts", "Node", "Clients", "Messages", "Delayed messages", "Diagnose", "Access", "Plugins", "ExHook", "Rules",
+    "Accounts", "Node", "Clients", "Messages", "Delayed messages", "Diagnose", "Access", "Plugins", "ExHook", "Gateways", "Rules",
     "Connectors", "Actions", "Sources", "Persistence", "Configuration",
 ]  # fmt: skip
 TAGS: tuple[str, ...] = get_args(Tag)

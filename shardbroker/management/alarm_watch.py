@@ -13,6 +13,7 @@ from shardbroker.management.cluster_view import ClusterAlarms, peers_of
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.disk_alarms import DiskAlarms
 from shardbroker.management.flows_calls import stopped_rules
+from shardbroker.management.gateway_state import failed_listeners
 from shardbroker.management.hold_alarms import HoldAlarms, HoldUse
 from shm.counters import Counters
 from shm.records import encode_publish
@@ -59,6 +60,7 @@ class AlarmWatch:
         self._damage = StandingAlarm(node, "files_damaged", "error")
         self._backends = StandingAlarm(node, "backend_unusable", "error")
         self._rules = StandingAlarm(node, "rules_stopped", "error")
+        self._gateways = StandingAlarm(node, "gateway_listener_failed", "error")
         self._holds = HoldAlarms(node)
         self._actions, self._sources = ActionAlarms(node), ActionAlarms(node, "source")
         self._damaged = 0
@@ -78,7 +80,9 @@ class AlarmWatch:
         stopped = stopped_rules(self._topology.runtime_dir, len(self._topology.places_of("flows")))
         text = "; ".join(f"{id}: {stopped[id]}" for id in sorted(stopped)[:STOPPED_SHOWN])
         rules = self._rules.look(tuple(sorted(stopped)), text or "all rules are running", now_ms, {"count": len(stopped)})
-        for alarm in (memory, loss, backends, rules, *self._disk.look(workers, now_ms), *self._look_at_cluster(now_ms)):
+        failed = failed_listeners(self._topology, self._counters, self._configuration.settings)
+        gateways = self._gateways.look(tuple(failed), "; ".join(failed) or "all listeners of gateways are open", now_ms)
+        for alarm in (memory, loss, backends, rules, gateways, *self._disk.look(workers, now_ms), *self._look_at_cluster(now_ms)):
             if alarm is not None:
                 self._send(alarm)
 

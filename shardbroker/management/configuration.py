@@ -26,7 +26,7 @@ __all__ = ["Configuration"]
 
 FIXED = ("process.data_dir",)
 """Keys that locate KEPT_FILE and so cannot be in it."""
-WHOLE = ("rules", "connectors", "actions", "sources", "streams")
+WHOLE = ("rules", "connectors", "actions", "sources", "streams", "gateways")
 """Sections that change as a whole: their keys are names."""
 
 

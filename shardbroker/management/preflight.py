@@ -15,8 +15,8 @@ __all__ = ["check"]
 LONGEST_S = 20.0
 """Longest check, seconds: less than the timeout of `ctl`."""
 LOADED_BY = (
-    "process", "listeners", "api", "prometheus", "auth", "acl", "plugins", "exhook", "cluster", "rules", "connectors", "actions",
-    "sources",
+    "process", "listeners", "api", "prometheus", "auth", "acl", "plugins", "exhook", "cluster", "gateways", "rules",
+    "connectors", "actions", "sources",
 )  # fmt: skip
 """Sections that name something to load; changes of other sections need no check."""
 

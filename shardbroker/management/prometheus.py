@@ -18,6 +18,7 @@ from shardbroker.hooks.wanted import PLUGINS_FILE
 from shardbroker.management.cluster_view import peers_of
 from shardbroker.management.context import Context
 from shardbroker.management.exhook_state import read_state
+from shardbroker.management.gateway_state import gateway_rows
 from shardbroker.management.sinks import Sinks
 from shm.counters import GAUGES, HISTOGRAMS, Counters, ProcessState
 
@@ -55,6 +56,7 @@ async def render(context: Context) -> str:
     if (context.topology.data_dir / PLUGINS_FILE).exists():
         lines += _hooks(await context.workers.call_available("hooks"))
     lines += _exhook(read_state(context))
+    lines += _gateways(gateway_rows(context.topology, context.counters, context.configuration.settings))
     if context.rules.all():
         lines += _rules(context)
     for sinks in (context.connectors, context.actions, context.sources):
@@ -234,6 +236,30 @@ def _exhook(states: Iterable[Any]) -> Iterator[str]:
             ({"server": one["name"], "point": point}, figures[name]) for one in servers for point, figures in one["metrics"].items()
         ]
         yield from _family(f"exhook_{name}", "counter", text, rows)
+
+
+def _gateways(gateways: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yields the figures of gateways that are enabled, by name. Counts start at 0 with the process of the gateway."""
+    enabled = [one for one in gateways if one["status"] != "unloaded"]
+    if not enabled:
+        return
+    up = [({"gateway": one["name"]}, int(one["status"] == "running")) for one in enabled]
+    yield from _family("gateway_up", "gauge", "Whether the process of a gateway runs.", up)
+    open_ = [({"listener": row["id"]}, row["current_connections"]) for one in enabled for row in one["listeners"]]
+    yield from _family("gateway_connections", "gauge", "Connections of a gateway's listener.", open_)
+    for name, text in (
+        ("accepted", "Connections that were accepted."),
+        ("refused", "Connections that were refused by max_connections or access_rules."),
+        ("received", "Frames of devices."),
+        ("sent", "Frames sent to devices."),
+        ("messages_in", "Messages that devices published."),
+        ("messages_out", "Messages sent to devices."),
+        ("messages_dropped", "Messages that no subscription of the device took, or QoS 0 beyond its window."),
+        ("errors", "Connections that the gateway has ended with an error."),
+        ("timeouts", "Connections without a timely CONNECT or heart-beat."),
+    ):
+        rows = [({"gateway": one["name"]}, one["figures"].get(name, 0)) for one in enabled]
+        yield from _family(f"gateway_{name}", "counter", text, rows)
 
 
 def _histogram(counters: Counters, name: str) -> Iterator[str]:

@@ -16,8 +16,9 @@ from shardbroker.access.contract import BackendError, SettingError
 from shardbroker.access.files import FileError, read_rules
 from shardbroker.config import Settings
 from shardbroker.config.cluster import own_address
+from shardbroker.config.gateways import GatewayListener, outer_listeners
 from shardbroker.config.keys import allowed_at
-from shardbroker.config.listeners import parse_address, unix_path
+from shardbroker.config.listeners import Listener, parse_address, unix_path
 from shardbroker.config.persistence import key_of
 from shardbroker.hooks.plugins import PluginError, installed
 from shardbroker.integrations.auth.factory import build_authenticators, build_sources
@@ -56,6 +57,7 @@ def look(settings: Settings) -> list[Finding]:
 def _authenticators(settings: Settings) -> Iterator[Finding]:
     chains = {"auth.chain": settings.auth.chain}
     chains |= {f"listeners.{name}.auth_chain": one.auth_chain for name, one in settings.listeners.items()}
+    chains |= {f"gateways.{kind}.authentication": one.authentication for kind, one in settings.gateways.enabled.items()}
     services = _services(settings)
     for key, chain in chains.items():
         for name in chain:
@@ -180,12 +182,14 @@ def _of_sink(key: str, error: Exception) -> Finding:
 
 
 def _certificates(settings: Settings) -> Iterator[Finding]:
-    for name, one in settings.listeners.items():
+    listeners: dict[str, Listener | GatewayListener] = {f"listeners.{name}": one for name, one in settings.listeners.items()}
+    listeners |= {f"gateways.{kind}.listeners.{name}": one for kind, name, _, one in outer_listeners(settings)}
+    for name, one in listeners.items():
         if one.secure:
             try:
-                build_context(one.tls, one.over_websocket)
+                build_context(one.tls, isinstance(one, Listener) and one.over_websocket)
             except TlsError as error:
-                key = f"listeners.{name}.tls.{error.key}"
+                key = f"{name}.tls.{error.key}"
                 yield Finding(key, f"{key}: must be {error.what}, got {getattr(one.tls, error.key)!r}: {error}")
 
 
@@ -207,6 +211,7 @@ def _addresses(settings: Settings) -> Iterator[Finding]:
     if "LISTEN_FDS" in os.environ:
         return  # sockets of the service manager are already listening, on any address
     bound = {f"listeners.{name}.bind": one.bind for name, one in settings.listeners.items()}
+    bound |= {f"gateways.{kind}.listeners.{name}.bind": one.bind for kind, name, _, one in outer_listeners(settings)}
     if settings.cluster.enable:
         bound["cluster.link.bind"] = settings.cluster.link_bind
     for key, bind in (("api.bind", settings.api.bind), ("prometheus.bind", settings.prometheus.bind)):
@@ -218,9 +223,7 @@ def _addresses(settings: Settings) -> Iterator[Finding]:
         if other is not None:
             yield Finding(key, f"{key}: must be an address of its own, got {bind!r}, which {other} = {bound[other]!r} has")
         earlier.append((key, bind))
-    own = {f"listeners.{name}.bind": listener.bind for name, listener in settings.listeners.items()}
-    if settings.cluster.enable:
-        own["cluster.link.bind"] = settings.cluster.link_bind
+    own = {key: bind for key, bind in bound.items() if key not in ("api.bind", "prometheus.bind")}
     for key, bind in own.items():
         problem = _cannot_bind(bind)
         if problem:

@@ -22,6 +22,7 @@ from shardbroker.access.auth_client import publish_rules
 from shardbroker.access.files import FileError
 from shardbroker.config import Loaded, Settings
 from shardbroker.config.cluster import own_address
+from shardbroker.config.gateways import inner_listeners
 from shardbroker.config.listeners import LISTENERS_MAX, Listener, parse_address
 from shardbroker.config.settings import PROCESSES_MAX, core_numbers, weight_numbers
 from shardbroker.stores.checked_number import read_number, write_number
@@ -124,6 +125,9 @@ def lay_out(
         for number, (name, listener) in enumerate(settings.listeners.items()):
             own = held.take(name, listener.bind) if held is not None else HeldListener()
             listeners.append(listen(name, number, listener, acceptors, own.descriptors, own.activated))
+            undo.callback(unlisten, listeners[-1])
+        for name, listener in inner_listeners(settings, runtime_dir).items():
+            listeners.append(listen(name, len(listeners), listener, acceptors, is_internal=True))
             undo.callback(unlisten, listeners[-1])
         if held is not None:
             held.finish(settings.listeners)

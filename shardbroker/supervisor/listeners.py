@@ -14,6 +14,7 @@ from acceptor.control import Order, discard_orders, send_order, take_answer
 from acceptor.tls import watched_files
 from shardbroker.config import Settings
 from shardbroker.config.errors import explain
+from shardbroker.config.gateways import inner_listeners
 from shardbroker.config.listeners import LISTENERS_MAX, Listener
 from shardbroker.logs.phrases import Line, log_line
 from shardbroker.stores.files import Stamp, stamp_of
@@ -44,6 +45,11 @@ class Listeners:
         return [one.name for one in self.topology.listeners]
 
     @property
+    def public(self) -> list[ListenerSockets]:
+        """Returns the listeners without the internal ones of gateways."""
+        return [one for one in self.topology.listeners if not one.is_internal]
+
+    @property
     def with_files(self) -> bool:
         """Returns whether there are files to check."""
         return any(one.settings.secure for one in self.topology.listeners)
@@ -54,8 +60,19 @@ class Listeners:
             raise StartError(f"listener {name} already exists")
         self._open(name, settings)
 
-    def _open(self, name: str, settings: Listener) -> None:
-        sockets = listen(name, self._free_number(), settings, self.topology.acceptors)
+    def follow_gateways(self, settings: Settings) -> None:
+        """Opens, changes and closes the internal listeners of gateways. Raises StartError."""
+        wanted = inner_listeners(settings, self.topology.runtime_dir)
+        for one in [one for one in self.topology.listeners if one.is_internal]:
+            if one.name not in wanted:
+                self._close(one)
+            elif wanted[one.name] != one.settings:
+                self.update(one.name, wanted[one.name])
+        for name in wanted.keys() - {*self.names}:
+            self._open(name, wanted[name], is_internal=True)
+
+    def _open(self, name: str, settings: Listener, is_internal: bool = False) -> None:
+        sockets = listen(name, self._free_number(), settings, self.topology.acceptors, is_internal=is_internal)
         self._set([*self.topology.listeners, sockets])
         problem = self._order("put", sockets)
         if problem:
@@ -128,6 +145,8 @@ class Listeners:
     def carry_out(self, request: dict[str, Any]) -> None:
         """Carries out a request of the manager (shm/requests.py) about listeners. Raises StartError."""
         verb, name = request["verb"], request.get("name", "")
+        if any(one.is_internal and one.name == name for one in self.topology.listeners):
+            raise StartError(f"listener {name} belongs to a gateway; change the settings below gateways")
         if verb == "listeners add":
             self.add(name, _parsed(name, request["settings"]))
         elif verb == "listeners update":
@@ -145,7 +164,7 @@ class Listeners:
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns the current listeners for display. `number` is None for a stopped one."""
-        open_ = [_row(one.name, one.settings, one.number, one.address.partition("://")[2]) for one in self.topology.listeners]
+        open_ = [_row(one.name, one.settings, one.number, one.address.partition("://")[2]) for one in self.public]
         return open_ + [_row(name, settings, None, settings.bind) for name, settings in self._stopped.items()]
 
     def look_at_files(self) -> Iterable[tuple[str, Line]]:

@@ -14,8 +14,9 @@ __all__ = ["StartError", "check_tls", "listen", "unlisten"]
 
 BACKLOG = 4096
 """Connections that may wait to be accepted on one socket; the kernel caps it with net.core.somaxconn."""
-UNIX_MODE = 0o660
-"""Mode of a unix socket: the broker's user and group may connect; the directory may restrict access further."""
+UNIX_MODE, INTERNAL_MODE = 0o660, 0o600
+"""Modes of a unix socket: the broker's user and group may connect, or for an internal one the user alone; the directory may
+restrict access further."""
 
 
 class StartError(Exception):
@@ -32,8 +33,9 @@ def check_tls(name: str, settings: Listener) -> None:
 
 
 def listen(
-    name: str, number: int, settings: Listener, acceptors: int, held: tuple[int, ...] = (), activated: bool = False
-) -> ListenerSockets:
+    name: str, number: int, settings: Listener, acceptors: int, held: tuple[int, ...] = (), activated: bool = False,
+    is_internal: bool = False,
+) -> ListenerSockets:  # fmt: skip
     """Opens a listener: its files are checked, its sockets listen. Raises StartError; then no part of it is left open.
 
     `held` sockets are already listening. There is one for each acceptor if possible: acceptors share those of a unit, which has
@@ -55,11 +57,12 @@ def listen(
             elif path is None:
                 descriptors, address, port = _listen_ip(settings, acceptors, undo, held)
             else:
-                descriptors, address, port = _listen_unix(path, acceptors, undo), path, 0
+                mode = INTERNAL_MODE if is_internal else UNIX_MODE
+                descriptors, address, port = _listen_unix(path, mode, acceptors, undo), path, 0
         except OSError as error:
             raise StartError(f"listener {name}: cannot listen on {settings.bind}: {error.strerror or error}") from None
         undo.pop_all()
-    return ListenerSockets(name, number, settings, descriptors, f"{_scheme(settings)}://{address}", port, activated)
+    return ListenerSockets(name, number, settings, descriptors, f"{_scheme(settings)}://{address}", port, activated, is_internal)
 
 
 def unlisten(sockets: ListenerSockets, keep_path: bool = False) -> None:
@@ -117,11 +120,11 @@ def _listen_ip(settings: Listener, acceptors: int, undo: ExitStack, held: tuple[
     return tuple(descriptors), f"{_host(family, address[0])}:{int(address[1])}", int(address[1])
 
 
-def _listen_unix(path: str, acceptors: int, undo: ExitStack) -> tuple[int, ...]:
+def _listen_unix(path: str, mode: int, acceptors: int, undo: ExitStack) -> tuple[int, ...]:
     """Opens one socket for all acceptors: unix sockets have no SO_REUSEPORT."""
     _remove_stale(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        before = os.umask(0o777 & ~UNIX_MODE)
+        before = os.umask(0o777 & ~mode)
         try:
             listener.bind(path)
         finally:

@@ -115,13 +115,14 @@ class Supervisor:
         for section in (settings.exhook, settings.api):
             if section.missing is not None:
                 raise StartError(section.missing)
-        listeners = [*settings.listeners.values()]
+        listeners = [one.settings for one in topology.listeners]
         return [Child(place) for place in topology.places if place.role.is_needed(settings, listeners)]
 
     def _start_what_is_needed(self, needed: Sequence[str] = ()) -> None:
         """Starts processes that listeners or settings now need, and those of the roles `needed`; they stay from then on."""
+        _, settings = read_in_force(self._listeners.topology)
+        self._listeners.follow_gateways(settings)
         topology = self._listeners.topology
-        _, settings = read_in_force(topology)
         listeners = [one.settings for one in topology.listeners]
         there = {child.slot for child in self._children}
         for place in topology.places:
@@ -170,7 +171,7 @@ class Supervisor:
         except StartError as error:
             problem = str(error)
         self._files_due = 0.0
-        self._store.follow(self._listeners.topology.listeners)
+        self._store.follow(self._listeners.public)
         answer(channel, {"problem": problem, "listeners": self._listeners.rows()})
 
     def _look_at_files(self) -> None:
@@ -290,13 +291,13 @@ class Supervisor:
             for doorbell in topology.doorbells:
                 os.eventfd_write(doorbell, 1)
             self._warn_of_exposures()
-            addresses = ", ".join(listener.address for listener in topology.listeners)
+            addresses = ", ".join(listener.address for listener in self._listeners.public)
             processes = f"workers {topology.workers}, acceptors {topology.acceptors}"
             print(f"shardbroker {__version__} ready: {addresses}, {processes}, pid {os.getpid()}", flush=True)
             for line in greeting(self._settings, [(one.name, one.address, one.settings) for one in topology.listeners]):
                 self._inform(line)
             self._tell_ready()
-            self._store.follow(self._listeners.topology.listeners)
+            self._store.follow(self._listeners.public)
         for child in waiting:
             self._look_for_progress(child)
 

@@ -427,6 +427,16 @@ def test_programs_behind_hooks(rest: Rest) -> None:
     assert rest.refused("GET", "/exhooks/off") == (404, "NOT_FOUND")
 
 
+def test_gateways(rest: Rest) -> None:
+    """More about them: tests/gateways."""
+    assert [(row["name"], row["status"]) for row in rest.good("GET", "/gateways")] == [("stomp", "unloaded")]
+    assert rest.good("GET", "/gateways/stomp")["listeners"][0]["id"] == "stomp:tcp:default"
+    assert rest.good("GET", "/gateways/stomp/clients")["data"] == []
+    rest.good("PUT", "/gateways/stomp/enable/false")
+    assert rest.refused("GET", "/gateways/none") == (404, "NOT_FOUND")
+    rest.good("POST", "/configs_reset/gateways.stomp.enable")
+
+
 # --- all of them ------------------------------------------------------------------------------------------------------------------
 
 

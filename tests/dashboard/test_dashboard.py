@@ -23,6 +23,8 @@ from tests.harness.needed import needed
 pytestmark = pytest.mark.own_broker
 PATIENCE_MS = 10_000
 """For what a page shows in time; it is there within a second on a machine with nothing else to do."""
+CHECK_MS = 30_000
+"""For a change of settings that is checked in a process of its own."""
 SCREENSHOTS = os.environ.get("SHARDBROKER_SCREENSHOTS")
 
 
@@ -468,6 +470,21 @@ def test_a_viewer_sees_rules_and_makes_none(rest: Rest, look: Callable[..., Page
     expect(page.get_by_test_id("result")).to_contain_text("Only administrators try rules.")
     rest.good("DELETE", "/rules/shown")
     rest.good("DELETE", "/users/reader")
+
+
+def test_a_gateway_is_started_and_stopped(look: Callable[..., Page], rest: Rest) -> None:
+    bind = f"127.0.0.1:{free_port()}"
+    rest.good("PUT", "/configs/gateways", {"stomp": {"listeners": {"default": {"bind": bind}}}})
+    page = look("/gateways")
+    row = page.get_by_role("row", name=re.compile("stomp unloaded"))
+    row.get_by_role("checkbox").click()
+    page.get_by_role("button", name="Start").click()
+    expect(page.get_by_role("row", name=re.compile("stomp running"))).to_be_visible(timeout=CHECK_MS)
+    expect(page.get_by_role("row", name=re.compile(f"stomp:tcp:default {bind} yes"))).to_be_visible(timeout=CHECK_MS)
+    shoot(page, "gateways")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("row", name=re.compile("stomp unloaded"))).to_be_visible(timeout=CHECK_MS)
+    rest.good("POST", "/configs_reset/gateways.stomp.enable")
 
 
 def test_plugins_are_loaded_seen_and_unloaded(served: ApiBroker, look: Callable[..., Page], tmp_path: Path, rest: Rest) -> None:

@@ -71,6 +71,9 @@ def put_fault(name: str, target: Any, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(target, "parse_proxy_header", too_patient(target.parse_proxy_header))
     elif name == "records":
         patch.setattr(target, "open_record", changed(target.open_record, lambda found: (found[0], found[1], found[2] + b"!")))
+    elif name == "stomp":
+        real_feed = target.FrameReader.feed
+        patch.setattr(target.FrameReader, "feed", lambda reader, data: real_feed(reader, data[:-1] if len(data) > 1 else data))
     elif name == "tls":
         real_records = target.Records
         patch.setattr(target, "Records", SimpleNamespace(unpack=lambda state: Forgetful(real_records.unpack(state))))

@@ -15,6 +15,7 @@ from shardbroker.api.dashboard import (
     clients,
     diagnose,
     frame,
+    gateways,
     journals,
     messages,
     overview,
@@ -35,6 +36,6 @@ def add_dashboard(app: FastAPI) -> None:
     """Adds the pages to the application."""
     session.add_login(app)
     before = (overview, clients, subscriptions, messages, access, rules)
-    behind = (webclient, trace, diagnose, journals, plugins, settings)
+    behind = (webclient, trace, diagnose, journals, gateways, plugins, settings)
     pages = [*(module.page for module in before), *sinks.pages, *(module.page for module in behind)]
     frame.add_pages(app, pages)

@@ -8,6 +8,7 @@ from shardbroker.management.handlers import (
     configuration,
     delayed,
     exhooks,
+    gateways,
     journals,
     listeners,
     messages,
@@ -23,6 +24,6 @@ from shardbroker.management.handlers import (
 )
 
 __all__ = [
-    "access", "accounts", "clients", "cluster", "configuration", "delayed", "exhooks", "journals", "listeners", "messages",
-    "node", "persistence", "plugins", "rules", "sinks", "snapshots", "streams", "subscriptions", "watching",
+    "access", "accounts", "clients", "cluster", "configuration", "delayed", "exhooks", "gateways", "journals", "listeners",
+    "messages", "node", "persistence", "plugins", "rules", "sinks", "snapshots", "streams", "subscriptions", "watching",
 ]  # fmt: skip

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from shardbroker.control import ControlError
-from shardbroker.control.verbs import BulkKick, ClientFilter, ClientList, ManyClients, OneClient
+from shardbroker.control.verbs import BulkKick, ClientFilter, ClientList, ManyClients, OneClient, Page
 from shardbroker.management.context import Context, breathe, handles
 from shardbroker.management.paging import decode_cursor, encode_cursor
 from shm.events import EXPIRY_NEVER
 
-__all__ = ["client_row", "matching"]
+__all__ = ["client_row", "matching", "page_of_clients"]
 
 LOOKED_AT = 10_000
 """Records read for one page: some 50 ms of the manager. A page may be empty without being the last."""
@@ -26,24 +26,30 @@ Record = dict[str, Any]
 @handles("clients list")
 @handles("sessions list")
 async def list_clients(context: Context, params: ClientList) -> dict[str, Any]:
-    worker, after = decode_cursor(params.cursor, int, bytes) if params.cursor else (0, b"")
     if params.clientid is not None:
         return {"data": [client_row(*one) for one in one_client(context, params)], "cursor": None}
-    fits = matching(params)
+    return await page_of_clients(context, params, matching(params), params.worker)
+
+
+async def page_of_clients(
+    context: Context, page: Page, fits: Callable[[Record], bool], of_worker: int | None = None
+) -> dict[str, Any]:
+    """Returns a page of the clients whose record fits, worker by worker."""
+    worker, after = decode_cursor(page.cursor, int, bytes) if page.cursor else (0, b"")
     rows: list[Record] = []
     looked_at = 0
     while worker < len(context.registries):
-        page = []
-        if params.worker in (None, worker):
-            page = list(context.registries[worker].items(after, STEP))
-        for record in page:
+        read = []
+        if of_worker in (None, worker):
+            read = list(context.registries[worker].items(after, STEP))
+        for record in read:
             after = record["client_id"]
             looked_at += 1
             if fits(record):
                 rows.append(client_row(record, worker))
-                if len(rows) >= params.limit:
+                if len(rows) >= page.limit:
                     return {"data": rows, "cursor": encode_cursor(worker, after)}
-        if len(page) < STEP:
+        if len(read) < STEP:
             worker, after = worker + 1, b""
         elif looked_at >= LOOKED_AT:
             return {"data": rows, "cursor": encode_cursor(worker, after)}
@@ -102,7 +108,7 @@ def client_row(record: Record, worker: int) -> dict[str, Any]:
         "ip_address": host or None,
         "port": port,
         "listener": record.get("listener"),
-        "proto_name": "MQIsdp" if record.get("version") == 3 else "MQTT",
+        "proto_name": protocol_name(record),
         "proto_ver": record.get("version"),
         "keepalive": record.get("keepalive_s"),
         "clean_start": record.get("clean_start"),
@@ -112,6 +118,12 @@ def client_row(record: Record, worker: int) -> dict[str, Any]:
         "disconnected_at": None if connected else since_ms,
         "worker": worker,
     }
+
+
+def protocol_name(record: Record) -> str:
+    """Returns the name in CONNECT, or the protocol of a gateway: its listeners are named `stomp:tcp:default`."""
+    gateway, colon, _ = (record.get("listener") or "").partition(":")
+    return gateway.upper() if colon else "MQIsdp" if record.get("version") == 3 else "MQTT"
 
 
 def expiry(seconds: int) -> int | str:

@@ -1,0 +1,20 @@
+"""Gateways: clients of other protocols as ordinary MQTT 5.0 sessions.
+
+    device ── TCP, TLS ── process of the gateway ── unix socket of the runtime directory ── acceptor ── worker
+                          codec: bytes, frames      PROXY v2: address of the device         session, rules, limits, hooks
+                          session: frames, MQTT
+
+A gateway has no state that outlives its process. What a worker acknowledges to it, it acknowledges to its device; what a device
+does not acknowledge, it does not acknowledge to the worker. So a gateway that is killed loses neither sessions nor acknowledged
+messages.
+
+Each listener of a gateway has an internal MQTT listener of its own (config/gateways.py), named as EMQX names listeners of gateways,
+`stomp:tcp:default`. Mount point, authentication, rates and all that listeners do for their clients are those of that listener.
+
+    process.py     the process: listeners, settings, state for the manager
+    connection.py  one device: its two transports, with back-pressure in both directions
+    proxy.py       the PROXY header
+    stomp/         codec.py and session.py do no I/O; main.py is the entry point
+"""
+
+__all__: list[str] = []

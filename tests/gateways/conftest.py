@@ -1,0 +1,58 @@
+"""A broker with three workers and the STOMP gateway, and one with a user and limits."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shardbroker.control import Control
+from tests.gateways.stomp_client import StompClient
+from tests.harness import Broker, free_port, until
+
+
+class GatewayBroker(Broker):
+    """`stomp`: settings below `gateways.stomp`; None: not set."""
+
+    def __init__(self, workers: int = 3, stomp: dict[str, Any] | None = None, **settings: Any) -> None:
+        self.at = "127.0.0.1", free_port()
+        own = {"enable": "true", "listeners.default.bind": f"127.0.0.1:{self.at[1]}"} | (stomp or {})
+        named = {name.replace("__", "."): value for name, value in settings.items()}
+        super().__init__(workers, {**{f"gateways.stomp.{key}": value for key, value in own.items() if value is not None}, **named})
+
+    def stomp(self) -> StompClient:
+        """A connection, as soon as the gateway listens."""
+        deadline_s = time.monotonic() + 30
+        while True:
+            try:
+                return StompClient(self.at)
+            except ConnectionRefusedError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.02)
+
+    def ctl(self, verb: str, **params: Any) -> Any:
+        with Control(self.data_dir) as control:
+            return control.call(verb, **params)
+
+    def log(self) -> str:
+        return "".join(self.output)
+
+    def wait_for_log(self, *words: str) -> str:
+        return until(lambda: next((line for line in list(self.output) if all(word in line for word in words)), None), self.log)
+
+
+@pytest.fixture(scope="session")
+def gateway() -> Iterator[GatewayBroker]:
+    with GatewayBroker(stomp={"idle_timeout": "2s"}) as broker:
+        yield broker
+
+
+numbers = itertools.count(1)
+
+
+@pytest.fixture
+def name() -> str:
+    """A name for client ids and topics that no other test uses."""
+    return f"gw{next(numbers)}"
