@@ -16,6 +16,8 @@ from shardbroker.cluster.registry import Registry
 from shardbroker.cluster.rlog import RouteReceiver, RouteSender
 from shardbroker.cluster.signals import Signals
 from tests.cluster.sim import sessions
+from tests.cluster.sim.disk import MemoryRoutes
+from tests.cluster.sim.node import Node
 
 __all__ = ["CLOCK_MUTANTS", "MUTANTS", "SESSION_MUTANTS", "SPLIT_MUTANTS", "mutated"]
 
@@ -68,8 +70,16 @@ def _keep_old_rows(self: RouteReceiver) -> list[Message]:
     return [RouteAck(self.position)]
 
 
+_recover = Node.recover
 _resume = Outbound._resume
 _offered = Inbound._offered
+
+
+def _recover_without_routes(self: Node) -> None:
+    """A broker that starts without the routes of its peers."""
+    self.routes = MemoryRoutes()
+    self.known.clear()
+    _recover(self)
 
 
 def _resume_at_sent(self: Outbound, stream: _SendStream, position: int) -> None:
@@ -137,6 +147,7 @@ def _keep_nothing(self: StreamPositions, origin: int, identities: tuple[int, ...
 
 Patches = list[tuple[type, str, Callable[..., Any]]]
 MUTANTS: dict[str, Patches] = {
+    "routes of peers end with the broker": [(Node, "recover", _recover_without_routes)],
     "receiver forgets dedupe": [(StreamPositions, "take", _take_everything)],
     "ack before journal": [(Inbound, "_advance", _acknowledge_at_once)],
     "log applied without checking the incarnation": [
