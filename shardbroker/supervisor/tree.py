@@ -294,7 +294,7 @@ class Supervisor:
             addresses = ", ".join(listener.address for listener in self._listeners.public)
             processes = f"workers {topology.workers}, acceptors {topology.acceptors}"
             print(f"shardbroker {__version__} ready: {addresses}, {processes}, pid {os.getpid()}", flush=True)
-            for line in greeting(self._settings, [(one.name, one.address, one.settings) for one in topology.listeners]):
+            for line in greeting(self._settings, [(one.name, one.address, one.settings) for one in self._listeners.public]):
                 self._inform(line)
             self._tell_ready()
             self._store.follow(self._listeners.public)
