@@ -43,7 +43,7 @@ VERSIONS = (V12, V11, V10)
 PACKET_MAX = 268_435_455
 """Largest packet of MQTT, bytes."""
 WINDOW = 1000
-"""Messages of a client without PUBACK; above it, the client is not read."""
+"""Messages of a client without PUBACK, and subscriptions without SUBACK or UNSUBACK; above it, the client is not read."""
 IDS = 65_535
 IDENTIFIERS = 268_435_455
 """Subscription Identifiers (MQTT 5.0 §3.8.2.1.2)."""
@@ -268,7 +268,8 @@ class StompSession:
             return False
         if not self._is_connected:
             return not self.wants_broker
-        return not (self._waiting or self.is_device_slow or self.is_broker_slow) and len(self._works) < self._room
+        has_room = len(self._works) < self._room and len(self._requests) < WINDOW
+        return has_room and not (self._waiting or self.is_device_slow or self.is_broker_slow)
 
     def _handle(self, frame: Frame) -> None:
         command = frame.command
