@@ -13,7 +13,10 @@ from setuptools import Extension, setup
 DEBUG = os.environ.get("SHARDBROKER_DEBUG") == "1"
 SANITIZE = os.environ.get("SHARDBROKER_SANITIZE") == "1"
 PACKAGES = ("shardbroker", "acceptor", "shm") if SANITIZE else ("shardbroker", "acceptor", "shm", "perf")
-PARSERS = [Path("acceptor/proxy.py"), *(Path(f"shardbroker/journal/{name}.py") for name in ("layout", "reader", "schema"))]
+PARSERS = [
+    Path("acceptor/proxy.py"), Path("shardbroker/gateways/stomp/codec.py"),
+    *(Path(f"shardbroker/journal/{name}.py") for name in ("layout", "reader", "schema")),
+]  # fmt: skip
 """Plain Python that reads bytes from outside: compiled with sanitizers, so that libFuzzer sees which branch an input takes."""
 DIRECTIVES = {
     "language_level": 3,

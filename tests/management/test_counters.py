@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shardbroker.control import Control
 from shm.counters import NAMES, Counters
 from tests.access.guarded import Guarded
 from tests.access.scram_client import ScramClient
@@ -284,6 +285,16 @@ def test_messages_that_nobody_gets(start: Callable[..., tuple[Broker, Counted]])
         with counted.move({"messages.dropped.await_pubrel_timeout": 1}):
             client.send_raw(wire.publish("nobody", b"", qos=2, packet_id=9))
             client.expect(Pubrec)
+
+
+def test_an_alarm_that_nobody_hears_is_no_loss(start: Callable[..., tuple[Broker, Counted]]) -> None:
+    broker, counted = start(retainer__max_total_bytes="512KB")
+    with on(0, broker) as client, counted.move({"messages.dropped": 0, "messages.dropped.no_subscribers": 0}):
+        client.subscribe("r/#", 1)
+        for number in range(100):
+            client.publish(f"r/{number}", b"x" * 10_000, 1, True)
+        with Control(broker.data_dir) as control:
+            until(lambda: [one["name"] for one in control.call("alarms list")["rows"]] == ["retained_limit"], timeout_s=10)
 
 
 def test_deliveries_that_are_dropped(start: Callable[..., tuple[Broker, Counted]]) -> None:
