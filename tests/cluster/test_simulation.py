@@ -210,7 +210,7 @@ def test_a_mutant_of_splits_is_found(name: str) -> None:
 # --- clocks ----------------------------------------------------------------------------------------------------------------
 
 CLOCK_STEPS = 400
-CLOCK_FIRST = 7
+CLOCK_FIRST = 35
 """Of the seeds for mutants: a seed takes some seconds, and this one finds a floor by the clock."""
 
 
