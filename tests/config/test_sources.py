@@ -86,7 +86,10 @@ def test_no_limit_is_written_as_infinity_or_0() -> None:
 @pytest.mark.parametrize(
     ("assignment", "line"),
     [
-        ("max_inflight=3", "unknown key; did you mean mqtt.max_inflight or connectors.mqtt.<name>.max_inflight?"),
+        (
+            "max_inflight=3",
+            "unknown key; did you mean mqtt.max_inflight or gateways.stomp.max_inflight or connectors.mqtt.<name>.max_inflight?",
+        ),
         ("mqtt.worker=3", "unknown key; did you mean process.workers?"),
         ("listeners.a.bnd=x", "unknown key; did you mean listeners.<name>.bind?"),
         (
