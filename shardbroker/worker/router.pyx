@@ -139,7 +139,7 @@ cdef class Router(WorkerContext):
             self.retaining.retain(publication)
         if entry.is_empty():
             if is_own(publication.topic, publication.topic_size):
-                return False           # what the broker tells, such as an alarm, is no loss if nobody asks for it
+                return False           # a message of the broker, such as an alarm, is no loss without a subscriber
             self.count(MESSAGES_DROPPED)
             self.count(MESSAGES_DROPPED_NO_SUBSCRIBERS)
             if self.notifications & NOTIFY_DROPPED:
