@@ -479,10 +479,11 @@ def test_exactly_once_over_kills_pauses_and_lost_answers(way: str) -> None:
     errors: list[Exception] = []
 
     async def lost_answer(driver: pgsql.PgsqlDriver, rows: list[Row]) -> None:
-        """Cancels a write somewhere between its first statement and the answer of its COMMIT."""
+        """Cancels a write somewhere between its first statement and the answer of its COMMIT; of each tenth, only the answer."""
         task = asyncio.create_task(driver.write(rows))
-        await asyncio.sleep(0.001 * (rows[0].position % 7))
-        task.cancel()
+        if rows[0].position // 100 % 10:
+            await asyncio.sleep(0.001 * (rows[0].position % 7))
+            task.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await task
 
