@@ -294,7 +294,7 @@ def test_an_alarm_that_nobody_hears_is_no_loss(start: Callable[..., tuple[Broker
         for number in range(100):
             client.publish(f"r/{number}", b"x" * 10_000, 1, True)
         with Control(broker.data_dir) as control:
-            until(lambda: [one["name"] for one in control.call("alarms list")["rows"]] == ["retained_limit"], timeout_s=10)
+            until(lambda: [one["name"] for one in control.call("alarms list")["data"]] == ["retained_limit"], timeout_s=10)
 
 
 def test_deliveries_that_are_dropped(start: Callable[..., tuple[Broker, Counted]]) -> None:
