@@ -12,7 +12,7 @@ CLANG ?= clang
 SANITIZED := $(CURDIR)/$(BIN)/python -m fuzz.sanitizers
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
-.PHONY: always downloads packages packages-to-serve packages-to-fuzz install tools spark serve test examples conformance lint types fuzz asan sim \
+.PHONY: always databases downloads packages packages-to-serve packages-to-fuzz install tools spark serve test examples conformance lint types fuzz asan sim \
     torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel clean
 
 install: $(VENV)/.installed
@@ -57,9 +57,15 @@ serve: install
 
 # Suites whose system packages are missing and may not be installed are left out by name; with CI set, that is an error.
 test: packages tools spark lint types downloads
-	$(BIN)/python -m pytest -q -rfEsx -n $(PROCESSES) --statements=$(STATEMENTS) --durations 40 --ignore tests/spark
+	$(BIN)/python -m pytest -q -rfEsx -n $(PROCESSES) --statements=$(STATEMENTS) --durations 40 --ignore tests/spark \
+	    $(addprefix --ignore ,$(DATABASES))
 	$(BIN)/python -m pytest -q -rfEsx --durations 10 tests/spark
 	$(BIN)/python -m tests.conformance.coverage $(STATEMENTS)
+
+# Sinks against each of their servers, which take a third of the time of all tests.
+DATABASES := tests/flows/persistence tests/flows/drivers tests/flows/sinks/test_acceptance.py
+databases: packages tools downloads
+	$(BIN)/python -m pytest -q -rfEsx -n $(PROCESSES) --durations 40 $(DATABASES)
 
 # Servers and clients of the tests that registries have: before the tests, whose limits are not those of a network.
 downloads: packages tools
