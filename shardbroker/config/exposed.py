@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 
-from shardbroker.config.gateways import outer_listeners
+from shardbroker.config.gateways import GatewayListener, outer_listeners
 from shardbroker.config.listeners import Listener, parse_address, unix_path
 from shardbroker.config.settings import Settings
 
-__all__ = ["anonymous_listeners", "exposures", "is_public"]
+__all__ = ["anonymous_listeners", "exposures", "is_public", "needed_logins"]
 
 
 def exposures(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> Iterator[str]:
@@ -29,20 +29,27 @@ def exposures(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> 
         )
 
 
-def anonymous_listeners(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> Iterator[tuple[str, Listener]]:
-    """Yields listeners with a public address whose clients need neither a password nor a certificate. Plugins and programs behind
-    hooks, which may also reject clients, are not considered."""
-    outer = (
-        (id, Listener(bind=one.bind, auth_chain=getattr(settings.gateways, kind).authentication, enable_authn=one.enable_authn))
-        for kind, _, id, one in outer_listeners(settings)
-        if not (one.tls.verify == "verify_peer" and one.tls.fail_if_no_peer_cert)
-    )
-    for name, listener in (*listeners, *outer):
-        chain = settings.auth.chain if listener.auth_chain == ["inherit"] else listener.auth_chain
-        asked = bool(chain) and listener.enable_authn is not False
-        certified = listener.tls.verify == "verify_peer" and listener.tls.fail_if_no_peer_cert
-        if is_public(listener.bind) and not asked and not certified:
-            yield name, listener
+def anonymous_listeners(
+    settings: Settings, listeners: Iterable[tuple[str, Listener]]
+) -> Iterator[tuple[str, Listener | GatewayListener]]:
+    """Yields listeners with a public address, those of gateways too, whose clients need neither a password nor a certificate.
+    Plugins and programs behind hooks, which may also reject clients, are not considered."""
+    found: list[tuple[str, Listener | GatewayListener, list[str]]] = [(name, one, one.auth_chain) for name, one in listeners]
+    found += [(id, one, getattr(settings.gateways, kind).authentication) for kind, _, id, one in outer_listeners(settings)]
+    for name, one, chain in found:
+        if is_public(one.bind) and not needed_logins(settings, one, chain):
+            yield name, one
+
+
+def needed_logins(settings: Settings, listener: Listener | GatewayListener, chain: list[str]) -> list[str]:
+    """Returns what clients of a listener need: `certificate`, and the authenticators in their order; empty if nothing.
+
+    chain: that of the listener, or `inherit` alone.
+    """
+    found = ["certificate"] if listener.tls.verify == "verify_peer" and listener.tls.fail_if_no_peer_cert else []
+    if listener.enable_authn is not False:
+        found += settings.auth.chain if chain == ["inherit"] else chain
+    return found
 
 
 def is_public(bind: str) -> bool:

@@ -9,16 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from shardbroker.config.access import CHAIN_HELP, Names, chain_names
 from shardbroker.config.base import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
-from shardbroker.config.listeners import (
-    LISTENER_NAME,
-    MOUNTPOINT_HELP,
-    Listener,
-    Rules,
-    Tls,
-    check_mountpoint,
-    parse_address,
-    parse_rule,
-)  # fmt: skip
+from shardbroker.config.listeners import Listener, Mountpoint, Rules, Tls, check_listener_names, parse_address
 from shardbroker.config.units import Allowed, ByteRate, Duration, Limit, Rate, Size, Whole
 
 __all__ = ["GatewayListener", "Gateways", "StompGateway", "inner_listeners", "needs_stomp", "outer_listeners", "state_file"]
@@ -54,13 +45,6 @@ class GatewayListener(Section):
         parse_address(value)
         return value
 
-    @field_validator("access_rules")
-    @classmethod
-    def _rules(cls, value: list[str]) -> list[str]:
-        for rule in value:
-            parse_rule(rule)
-        return value
-
     @model_validator(mode="after")
     def _certificate(self) -> "GatewayListener":
         if self.secure and not self.tls.certfile:
@@ -87,7 +71,7 @@ class StompGateway(Section):
     """STOMP 1.0, 1.1 and 1.2."""
 
     enable: bool = Field(False, description="Whether the gateway runs.")
-    mountpoint: Annotated[str, Allowed(MOUNTPOINT_HELP)] = Field(
+    mountpoint: Mountpoint = Field(
         "", description="Prefix of all destinations of its clients, removed again on delivery; empty: none."
     )
     authentication: Annotated[Names, AfterValidator(chain_names), Allowed(f"inherit, or {CHAIN_HELP}")] = Field(
@@ -109,17 +93,10 @@ class StompGateway(Section):
     frame: StompFrame = StompFrame()
     listeners: dict[str, GatewayListener] = Field({"default": GatewayListener()})
 
-    @field_validator("mountpoint")
-    @classmethod
-    def _mountpoint(cls, value: str) -> str:
-        return check_mountpoint(value)
-
     @field_validator("listeners")
     @classmethod
     def _names(cls, value: dict[str, GatewayListener]) -> dict[str, GatewayListener]:
-        for name in value:
-            if not LISTENER_NAME.fullmatch(name):
-                raise ValueError(f"allowed is a name of a-z, 0-9, _ and -, not {name!r}")
+        check_listener_names(value)
         if not 1 <= len(value) <= GATEWAY_LISTENERS_MAX:
             raise ValueError(f"allowed are 1 to {GATEWAY_LISTENERS_MAX} of them, not {len(value)}")
         return value

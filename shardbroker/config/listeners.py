@@ -1,6 +1,7 @@
 """Keys of a listener: its address, the layers below MQTT, and which clients may connect."""
 
 import re
+from collections.abc import Iterable
 from ipaddress import ip_network
 from math import inf
 from typing import Annotated, Any, Literal
@@ -14,16 +15,15 @@ from shardbroker.config.units import Allowed, ByteRate, Duration, Limit, Rate, S
 __all__ = [
     "DEFAULT_PORTS",
     "LISTENERS_MAX",
-    "LISTENER_NAME",
-    "MOUNTPOINT_HELP",
     "Certificate",
     "Limiter",
     "Listener",
+    "Mountpoint",
     "Rules",
     "Tls",
     "WebSocket",
     "ZoneLimiter",
-    "check_mountpoint",
+    "check_listener_names",
     "parse_address",
     "parse_rule",
     "unix_path",
@@ -55,8 +55,10 @@ Texts = Annotated[
 Rules = Annotated[
     list[str],
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    AfterValidator(lambda value: check_rules(value)),
     Allowed(f"a list of {RULE_HELP}"),
 ]
+Mountpoint = Annotated[str, AfterValidator(lambda value: check_mountpoint(value)), Allowed(MOUNTPOINT_HELP)]
 Versions = Annotated[
     list[Literal["tlsv1.2", "tlsv1.3"]],
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
@@ -163,7 +165,7 @@ class Listener(Section):
     max_conn_rate: Rate = Field(inf, description="Connections accepted per second; further ones wait.")
     messages_rate: Rate = Field(inf, description="PUBLISH packets per second of one client, which is read more slowly above it.")
     bytes_rate: ByteRate = Field(inf, description="Bytes per second of one client; likewise.")
-    mountpoint: Annotated[str, Allowed(MOUNTPOINT_HELP)] = Field(
+    mountpoint: Mountpoint = Field(
         "", description="Prefix of all topics and filters of its clients, removed again on delivery; empty: none."
     )
     enable_authn: bool | Literal["quick_deny_anonymous"] = Field(
@@ -201,18 +203,6 @@ class Listener(Section):
     def _address(cls, value: str) -> str:
         if unix_path(value) is None:
             parse_address(value)
-        return value
-
-    @field_validator("mountpoint")
-    @classmethod
-    def _mountpoint(cls, value: str) -> str:
-        return check_mountpoint(value)
-
-    @field_validator("access_rules")
-    @classmethod
-    def _rules(cls, value: list[str]) -> list[str]:
-        for rule in value:
-            parse_rule(rule)
         return value
 
     @model_validator(mode="after")
@@ -268,6 +258,20 @@ def parse_address(text: str) -> tuple[str, int]:
     if not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"allowed is {ADDRESS_HELP}")
     return host, int(port)
+
+
+def check_rules(rules: list[str]) -> list[str]:
+    """Returns access rules. Raises ValueError for one that is malformed."""
+    for rule in rules:
+        parse_rule(rule)
+    return rules
+
+
+def check_listener_names(names: Iterable[str]) -> None:
+    """Raises ValueError for a name that no listener may have."""
+    for name in names:
+        if not LISTENER_NAME.fullmatch(name):
+            raise ValueError(f"allowed is a name of a-z, 0-9, _ and -, not {name!r}")
 
 
 def parse_rule(text: str) -> tuple[bool, str]:

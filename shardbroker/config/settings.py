@@ -17,7 +17,7 @@ from shardbroker.config.exhook import ExHook
 from shardbroker.config.features import Delayed, EventMessage, Rewrite, check_filters
 from shardbroker.config.flows import RULE_ID, RULES_MAX, Flows, Rule, RuleEngine
 from shardbroker.config.gateways import Gateways
-from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener, ZoneLimiter, parse_address
+from shardbroker.config.listeners import LISTENERS_MAX, Listener, ZoneLimiter, check_listener_names, parse_address
 from shardbroker.config.persistence import Persistence, check_connectors
 from shardbroker.config.plugins import PluginSettings
 from shardbroker.config.replay import Replay
@@ -501,9 +501,7 @@ class Settings(Section):
     @field_validator("listeners")
     @classmethod
     def _some(cls, value: dict[str, Listener]) -> dict[str, Listener]:
-        for name in value:
-            if not LISTENER_NAME.fullmatch(name):
-                raise ValueError(f"allowed is a name of a-z, 0-9, _ and -, not {name!r}")
+        check_listener_names(value)
         if not value:
             raise ValueError("allowed is one listener or more")
         if len(value) > LISTENERS_MAX:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shardbroker.config import Settings
+from shardbroker.config.exposed import needed_logins
 from shardbroker.config.listeners import Listener
 from shardbroker.logs.phrases import Line, log_line
 
@@ -16,7 +17,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 def greeting(settings: Settings, listeners: Iterable[tuple[str, str, Listener]]) -> Iterator[Line]:
     """Yields lines about a broker that has become ready. listeners: (name, address, settings) of each."""
     for name, address, listener in listeners:
-        yield log_line("clients can connect", listener=name, address=address, login=_login(settings, listener))
+        logins = ",".join(needed_logins(settings, listener, listener.auth_chain)) or "anonymous"
+        yield log_line("clients can connect", listener=name, address=address, login=logins)
     api = settings.api
     if api.bind == "disabled":
         yield log_line("dashboard is disabled", setting="api.bind")
@@ -24,12 +26,3 @@ def greeting(settings: Settings, listeners: Iterable[tuple[str, str, Listener]])
         yield log_line("dashboard available", url=f"http{'s' if api.certfile else ''}://{api.bind}")
     yield log_line("sessions kept", data_dir=settings.process.data_dir, durability=settings.durability.level)
     yield log_line("documentation", read=DOCS / "index.md" if DOCS.is_dir() else "shardbroker --help")
-
-
-def _login(settings: Settings, listener: Listener) -> str:
-    """Returns what a client needs: the authenticators in their order, a certificate, or nothing (`anonymous`)."""
-    chain = settings.auth.chain if listener.auth_chain == ["inherit"] else listener.auth_chain
-    needed = ["certificate"] if listener.tls.verify == "verify_peer" and listener.tls.fail_if_no_peer_cert else []
-    if listener.enable_authn is not False:
-        needed += chain
-    return ",".join(needed) or "anonymous"
