@@ -12,8 +12,8 @@ CLANG ?= clang
 SANITIZED := $(CURDIR)/$(BIN)/python -m fuzz.sanitizers
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
-.PHONY: always databases downloads packages packages-to-serve packages-to-fuzz install tools spark serve test examples conformance lint types fuzz asan sim \
-    torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel clean
+.PHONY: always databases downloads packages packages-to-serve packages-to-fuzz install tools spark serve test examples conformance lint \
+    types fuzz asan sim torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel clean
 
 install: $(VENV)/.installed
 

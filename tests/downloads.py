@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from tests.harness import mqtt_js
@@ -28,7 +29,7 @@ def main() -> int:
     if shutil.which("mvn"):
         wanted["pulsar"] = pulsar.distribution
         for pom in sorted(SERVERS.glob("*/pom.xml")):
-            wanted[pom.parent.name] = lambda pom=pom: classpath(pom)
+            wanted[pom.parent.name] = partial(classpath, pom)
     with ThreadPoolExecutor(len(wanted)) as pool:
         return max(pool.map(_attempt, wanted, wanted.values()))
 

@@ -1,8 +1,9 @@
 """MQTT.js, installed beside the pages and programs that use it."""
 
-import fcntl
 import subprocess
 from pathlib import Path
+
+from tests.harness.locked import locked
 
 __all__ = ["DIRECTORY", "install"]
 
@@ -12,9 +13,7 @@ BUILD = Path(__file__).parents[2] / "build"
 
 def install() -> None:
     """Installs it once for this clone; needs npm."""
-    BUILD.mkdir(exist_ok=True)
-    with (BUILD / "mqtt-js.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(BUILD / "mqtt-js"):
         if not (DIRECTORY / "node_modules" / "mqtt").is_dir():
             command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock"]
             done = subprocess.run(command, cwd=DIRECTORY, capture_output=True, text=True)

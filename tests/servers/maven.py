@@ -1,10 +1,11 @@
 """Servers in Java, downloaded by Maven: class paths, and archives of a whole server."""
 
-import fcntl
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+
+from tests.harness.locked import locked
 
 __all__ = ["classpath", "unpacked"]
 
@@ -17,9 +18,7 @@ BUILD = Path(__file__).parents[2] / "build" / "servers"
 def classpath(pom: Path) -> str:
     """Returns the class path of the dependencies of a pom.xml, which Maven finds once for this clone."""
     file = BUILD / f"{pom.parent.name}.classpath"
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(file):
         if not (file.exists() and file.stat().st_mtime > pom.stat().st_mtime and _all_there(file.read_text())):
             made = file.with_suffix(".new")
             maven = ["mvn", "-q", "-f", str(pom), CLASSPATH_PLUGIN, f"-Dmdep.outputFile={made}"]
@@ -40,9 +39,7 @@ def unpacked(artifact: str, includes: str) -> Path:
     includes: patterns of the files that are wanted, with commas between them.
     """
     place = BUILD / artifact.replace(":", "-")
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with (BUILD / f"{place.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(place):
         if not place.exists():
             made = place.with_suffix(".new")
             shutil.rmtree(made, ignore_errors=True)

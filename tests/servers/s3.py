@@ -3,7 +3,6 @@
 Its botocore is another one than that of the driver. It accepts any account until `reject_accounts()`.
 """
 
-import fcntl
 import subprocess
 import sys
 import urllib.request
@@ -17,6 +16,7 @@ import botocore.session
 from botocore.config import Config
 
 from tests.harness.broker import free_port
+from tests.harness.locked import locked
 from tests.servers.processes import answers, folder
 from tests.servers.service import Service, service
 
@@ -51,9 +51,7 @@ def s3_server() -> Iterator[Service]:
 @cache
 def installed() -> Path:
     """Returns the environment, which is installed once for this clone."""
-    ENVIRONMENT.parent.mkdir(exist_ok=True)
-    with ENVIRONMENT.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(ENVIRONMENT):
         done = ENVIRONMENT / "installed"
         if not done.exists():
             subprocess.run([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], check=True)
