@@ -328,7 +328,7 @@ class StoredRoutes:
     # --- the disk ------------------------------------------------------------------------------------------------------
 
     def is_secured(self, sequence: int) -> bool:
-        """Returns whether changes before a number are as durable as the level demands; while the disk fails, no one waits."""
+        """Returns whether changes before a number are as durable as the level demands; they count as such while the disk fails."""
         return not self._waits or self._behind or self.synced >= sequence
 
     def work(self, now_ms: int) -> None:
