@@ -38,8 +38,9 @@ from shardbroker.journal.layout import (
 )
 from shardbroker.link.lanes import Slice, slice_of
 from shardbroker.logs.phrases import Line, log_line
+from shardbroker.stores.files import sync_path
 
-__all__ = ["DiskSpool", "SyncThread", "spooled_nodes", "sync_path", "write_at"]
+__all__ = ["DiskSpool", "SyncThread", "spooled_nodes", "write_at"]
 
 ENTRY = Struct("<HHIQQQ")
 SEGMENT_BYTES = 16 << 20
@@ -364,12 +365,3 @@ def write_at(fd: int, data: bytes, offset: int) -> None:
         with suppress(OSError):
             os.ftruncate(fd, offset - (len(data) - len(view)))
         raise
-
-
-def sync_path(path: Path) -> None:
-    """Syncs a file or a directory. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -32,8 +32,9 @@ import lmdb
 from shardbroker.cluster.messages import Hello, Route
 from shardbroker.journal.layout import BLOCK_HEADER_BYTES, BlockHeader
 from shardbroker.link.codec import decode_routes, encode_routes
-from shardbroker.link.spool import SyncThread, sync_path, write_at
+from shardbroker.link.spool import SyncThread, write_at
 from shardbroker.logs.phrases import Line, log_line
+from shardbroker.stores.files import replacing, sync_path
 from shm.remote_routes import RemoteRoutes
 from shm.routes import RouteTableFull
 
@@ -123,7 +124,7 @@ class StoredRoutes:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in (directory.parent, directory.parent.parent):
             sync_path(path)
-        for path in directory.glob(".*.new"):
+        for path in directory.glob("*.new"):
             path.unlink()
         if is_new:
             self._load()
@@ -393,24 +394,17 @@ class StoredRoutes:
     def _copy(self, first: int, old: list[Path]) -> None:
         """Runs in a thread."""
         path = self._directory / f"{first:020d}{TABLE}"
-        new = self._directory / f".{path.name}.new"
         try:
-            with os.fdopen(os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb+") as file:
+            with replacing(path) as file:
                 self._table.copy(file.fileno())
                 size = file.seek(0, os.SEEK_END)
                 file.seek(0)
                 digest = _digest(file, size)
                 file.write(TRAILER.pack(MAGIC, FORMAT, 0, size, digest))
-                file.flush()
-                os.fsync(file.fileno())
-            new.rename(path)
-            sync_path(self._directory)
             for one in old:
                 if one != path:
                     one.unlink(missing_ok=True)
         except (OSError, lmdb.Error) as error:
-            with suppress(OSError):
-                new.unlink(missing_ok=True)
             self._copy_error = str(error)
         else:
             self._copied = first, size

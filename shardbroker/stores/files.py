@@ -32,7 +32,7 @@ def sync_path(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o600, owner: tuple[int, int] | None = None, sync: bool = True) -> Iterator[BinaryIO]:
-    """Opens a new file for writing that replaces `path` at the end of the block.
+    """Opens a new file, to write and to read, that replaces `path` at the end of the block.
 
     At any moment either the old or the new file is there as a whole. With `sync` this holds across a power cut too, and the end of
     the block makes the new one durable; `sync=False` is for shared memory. `mode` and `owner` (user, group) are those of the new
@@ -43,7 +43,7 @@ def replacing(path: Path, *, mode: int = 0o600, owner: tuple[int, int] | None = 
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)  # left by an attempt that was killed
     try:
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+        with open(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb+") as file:
             os.fchmod(file.fileno(), mode)  # independent of the umask
             if owner is not None:
                 os.fchown(file.fileno(), *owner)

@@ -240,9 +240,9 @@ def test_a_copy_replaces_logs_and_a_kill_in_between_loses_nothing(disk: Disk, tm
     assert (len(disk.names(".table")), len(disk.names(".log"))) == (1, 1)
     for path in kept.iterdir():
         shutil.copy(path, disk.directory)
-    (disk.directory / ".7.table.new").write_bytes(b"of a kill")
+    (disk.directory / "7.table.new").write_bytes(b"of a kill")
     assert state_of(disk.start()) == state_of(store)
-    assert (len(disk.names(".table")), len(disk.names(".log"))) == (1, 1) and not [*disk.directory.glob(".*.new")]
+    assert (len(disk.names(".table")), len(disk.names(".log"))) == (1, 1) and not [*disk.directory.glob("*.new")]
 
 
 def test_each_start_adds_a_log_until_a_copy_replaces_them(disk: Disk) -> None:
