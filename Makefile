@@ -12,8 +12,8 @@ CLANG ?= clang
 SANITIZED := $(CURDIR)/$(BIN)/python -m fuzz.sanitizers
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
-.PHONY: always databases downloads packages packages-to-serve packages-to-fuzz install tools spark serve test examples conformance lint \
-    types fuzz asan sim torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel clean
+.PHONY: always databases downloads in-time packages packages-to-serve packages-to-fuzz install tools spark serve test examples conformance \
+    lint types fuzz asan sim torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel clean
 
 install: $(VENV)/.installed
 
@@ -66,6 +66,12 @@ test: packages tools spark lint types downloads
 DATABASES := tests/flows/persistence tests/flows/drivers tests/flows/sinks/test_acceptance.py
 databases: packages tools downloads
 	$(BIN)/python -m pytest -q -rfEsx -n $(PROCESSES) --durations 40 $(DATABASES)
+
+# A verb for at most LEFT seconds, as CI runs what it has time for: make in-time LEFT=600 VERB=databases
+in-time:
+	@if [ $(LEFT) -le 0 ]; then echo "make $(VERB): left out, there is no time"; else \
+	    timeout -k 60 -s INT $(LEFT) $(MAKE) $(VERB); status=$$?; \
+	    case $$status in 124|137) echo "make $(VERB): left out after $(LEFT) s" ;; *) exit $$status ;; esac; fi
 
 # Servers and clients of the tests that registries have: before the tests, whose limits are not those of a network.
 downloads: packages tools

@@ -102,7 +102,8 @@ class Service:
             path.write_text(str(status))
 
     def requests(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.file.read_text().splitlines()] if self.file.exists() else []
+        lines = self.file.read_text().splitlines(keepends=True) if self.file.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be half written
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of all requests: each body is one, or an array of them."""
