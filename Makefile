@@ -12,8 +12,8 @@ CLANG ?= clang
 SANITIZED := $(CURDIR)/$(BIN)/python -m fuzz.sanitizers
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
-.PHONY: always databases downloads in-time packages packages-to-serve packages-to-fuzz install tools spark serve test examples conformance \
-    lint types fuzz asan sim torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel clean
+.PHONY: always downloads in-time packages packages-to-serve packages-to-fuzz install tools spark serve test test-bridges test-cluster \
+    test-databases test-spark examples conformance lint types fuzz asan sim torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel clean
 
 install: $(VENV)/.installed
 
@@ -57,17 +57,33 @@ serve: install
 
 # Suites whose system packages are missing and may not be installed are left out by name; with CI set, that is an error.
 test: packages tools spark lint types downloads
-	$(BIN)/python -m pytest -q -rfEsx -n $(PROCESSES) --statements=$(STATEMENTS) --durations 40 --ignore tests/spark \
-	    $(addprefix --ignore ,$(DATABASES))
-	$(BIN)/python -m pytest -q -rfEsx --durations 10 tests/spark
+	$(TESTS) --statements=$(STATEMENTS) $(addprefix --ignore ,tests/spark $(CLUSTER) $(QUEUES) $(DATABASES))
 	$(BIN)/python -m tests.conformance.coverage $(STATEMENTS)
 
-# Sinks against each of their servers, which take a third of the time of all tests.
+# Suites that take long have a verb of their own. With UNTIL, seconds since 1970, these begin no test after that time, and say so.
+TESTS := $(BIN)/python -m pytest -q -rfEsx -n $(PROCESSES) --durations 40
+LONG := $(TESTS) $(if $(UNTIL),--until $(UNTIL))
+CLUSTER := tests/cluster
+QUEUES := tests/flows/bridges tests/flows/sources
 DATABASES := tests/flows/persistence tests/flows/drivers tests/flows/sinks/test_acceptance.py
-databases: packages tools downloads
-	$(BIN)/python -m pytest -q -rfEsx -n $(PROCESSES) --durations 40 $(DATABASES)
 
-# A verb for at most LEFT seconds, as CI runs what it has time for: make in-time LEFT=600 VERB=databases
+# Nodes in network namespaces, and the simulation of 23 of them.
+test-cluster: packages tools
+	$(LONG) $(CLUSTER)
+
+# Bridges to brokers, and sources: what message queues and the broker say to each other.
+test-bridges: packages tools downloads
+	$(LONG) $(QUEUES)
+
+# Sinks against each of their servers.
+test-databases: packages tools downloads
+	$(LONG) $(DATABASES)
+
+# One process: it has a Spark of its own.
+test-spark: packages tools spark downloads
+	$(subst -n $(PROCESSES),,$(LONG)) tests/spark
+
+# A verb for at most LEFT seconds, as CI runs what it has time for: make in-time LEFT=600 VERB=debug
 in-time:
 	@if [ $(LEFT) -le 0 ]; then echo "make $(VERB): left out, there is no time"; else \
 	    timeout -k 60 -s INT $(LEFT) $(MAKE) $(VERB); status=$$?; \

@@ -36,6 +36,7 @@ _RUN = f"{time.time_ns() // 1_000_000 % 36**5:x}"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--broker", metavar="HOST:PORT", help="test this running broker")
     parser.addoption("--statements", metavar="FILE", help="note which statements of MQTT have tests that passed")
+    parser.addoption("--until", metavar="SECONDS", type=float, help="begin no test after that time, in seconds since 1970")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,6 +54,13 @@ def pytest_configure(config: pytest.Config) -> None:
     file = config.getoption("--statements")
     if file and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Outcomes(Path(file)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    until = item.config.getoption("--until")
+    if until is not None and time.time() > until:
+        pytest.skip("no time is left")
 
 
 class FailuresAtOnce:
