@@ -4,67 +4,16 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_FromUnsignedLongLong
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.stdint cimport uint8_t, uint64_t
 
 from shardbroker.journal.cbor cimport CBOR_NULL, MAJOR_ARRAY, MAJOR_BYTES, MAJOR_UINT
 from shardbroker.journal.encode cimport KIND_MESSAGE
 
 __all__: list[str] = []
 
-cdef extern from "<endian.h>" nogil:
-    uint16_t be16toh(uint16_t value)
-    uint32_t be32toh(uint32_t value)
-    uint64_t be64toh(uint64_t value)
-
 cdef enum:
     FLAGS_ITEM = 4                         # of a message, after its kind
-    MAJOR_MASK = 0xE0
     MAJOR_MAP = 0xA0
-
-
-cdef inline const uint8_t* take_head(const uint8_t* at, const uint8_t* end, uint64_t* value) noexcept:
-    """Reads the number in the head at `at`, which is below `end`. Returns the end of the head, or NULL."""
-    cdef int info = at[0] & 31
-    cdef uint16_t two
-    cdef uint32_t four
-    cdef uint64_t eight
-    if info < 24:
-        value[0] = info
-        return at + 1
-    if info > 27 or end - at <= (1 << (info - 24)):
-        return NULL
-    if info == 24:
-        value[0] = at[1]
-        return at + 2
-    if info == 25:
-        memcpy(&two, at + 1, 2)
-        value[0] = be16toh(two)
-        return at + 3
-    if info == 26:
-        memcpy(&four, at + 1, 4)
-        value[0] = be32toh(four)
-        return at + 5
-    memcpy(&eight, at + 1, 8)
-    value[0] = be64toh(eight)
-    return at + 9
-
-
-cdef inline const uint8_t* skip_scalar(const uint8_t* at, const uint8_t* end) noexcept:
-    """Returns the end of a number, a byte string or null; NULL for anything else."""
-    cdef uint64_t value = 0
-    cdef int major
-    if at >= end:
-        return NULL
-    if at[0] == CBOR_NULL:
-        return at + 1
-    major = at[0] & MAJOR_MASK
-    if major != MAJOR_UINT and major != MAJOR_BYTES:
-        return NULL
-    at = take_head(at, end, &value)
-    if at == NULL or major == MAJOR_UINT:
-        return at
-    return at + value if value <= <uint64_t>(end - at) else NULL
 
 
 cdef const uint8_t* skip_map(const uint8_t* at, const uint8_t* end) noexcept:
@@ -80,7 +29,7 @@ cdef const uint8_t* skip_map(const uint8_t* at, const uint8_t* end) noexcept:
     return at
 
 
-cdef inline const uint8_t* skip_item(const uint8_t* at, const uint8_t* end) noexcept:
+cdef const uint8_t* skip_item(const uint8_t* at, const uint8_t* end) noexcept:
     return skip_map(at, end) if at < end and at[0] & MAJOR_MASK == MAJOR_MAP else skip_scalar(at, end)
 
 

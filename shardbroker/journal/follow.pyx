@@ -24,6 +24,7 @@ from shardbroker.journal.layout import (
     segment_start,
 )
 from shardbroker.journal.reader import Damage, begins_after, damage_at, incarnations, read_segment
+from shardbroker.journal.schema import Kind
 
 __all__ = ["Batch", "Follower", "Place"]
 
@@ -36,7 +37,7 @@ cdef enum:
     RACY_NS = 1_000_000_000                # age from which on a change of a directory must have got another time than the one before
     SECTOR_BYTES = 4096                    # of single reads from a disk that fails to read more
 
-cdef int PLAIN = CODEC_PLAIN, LOST = CODEC_LOST
+cdef int PLAIN = CODEC_PLAIN, LOST = CODEC_LOST, MESSAGE = Kind.MESSAGE
 
 
 class Place(NamedTuple):
@@ -57,7 +58,6 @@ cdef class Batch:
         return Place(self.segment, self.end, self.end_sequence)
 
 
-@cython.final
 cdef class Follower:
     """directory: of the worker's journal; need not exist yet. place: one that was returned before; None: the oldest record.
 
@@ -80,6 +80,13 @@ cdef class Follower:
 
     def __dealloc__(self):
         free(self.data)
+
+    def want_messages(self, bint wanted) -> None:
+        """Sets whether messages are wanted, besides the other kinds, from the next read() on."""
+        if wanted:
+            self.wanted.kinds |= <uint64_t>1 << <int>MESSAGE
+        else:
+            self.wanted.kinds &= ~(<uint64_t>1 << <int>MESSAGE)
 
     def close(self) -> None:
         """Closes the open segment. The next read() continues at `place`."""
