@@ -22,6 +22,7 @@ cdef enum RecordKind:
     RECORD_KEEP = 9                    # from a link process: streams of a node that go on, u64 identities in the payload
     RECORD_REPLAY = 10                     # for the replay or look-up `member`: a message, or without a topic how far it is; a ReplayPlace in the group
     RECORD_FED = 11                        # from a process flows: an event of a source for rules: name in the topic, CBOR columns in the payload
+    RECORD_BRIDGED = 12                    # from a process flows: a message of another broker; a BridgePlace (shm/bridged.pxd) in the group
 
 cdef enum RecordFlag:
     FLAG_QOS = 3                       # two bits

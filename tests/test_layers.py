@@ -62,9 +62,12 @@ MAY_USE = {
     # Consumers of journals: rules, and what rules do.
     "shardbroker.flows": (
         "shardbroker.access",
+        # Frames and faults of links, which bridges between brokers have too.
+        "shardbroker.cluster",
         "shardbroker.config",
         "shardbroker.connectors",
         "shardbroker.journal",
+        "shardbroker.link",
         "shardbroker.logs",
         "shardbroker.mqtt",
         "shardbroker.rules",

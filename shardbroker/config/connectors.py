@@ -32,6 +32,7 @@ __all__ = [
     "Secrets",
     "Server",
     "Servers",
+    "ShardbrokerConnection",
     "StaticIds",
     "Texts",
     "Url",
@@ -344,6 +345,23 @@ class MqttConnection(Connection):
     )
     pool_size: PoolSize = Field(1, description="Connections of each process flows.")
     timeout: BackendTimeout = Field(15.0, description="Longest wait for an answer; after it the connection is opened again.")
+
+
+class ShardbrokerConnection(Section):
+    """Another broker of this kind, or those that connect to this one."""
+
+    server: Server = Field("", description="HOST:PORT of an action; a source has its own address in `listen`.")
+    secret: Secret = Field(
+        "", description="Secret that both brokers have, of at least 16 characters; `file:PATH` reads it from a file."
+    )
+    timeout: BackendTimeout = Field(TIMEOUT_S, description="Longest wait for a connection.")
+    tls: bool = Field(False, description="Whether the connection uses TLS.")
+    tls_ca: File = Field(
+        "", description="PEM file of CA certificates; empty: those of the system. With it, a source needs certificates of brokers."
+    )
+    tls_cert: File = Field("", description="PEM file of the own certificate, which a source with `tls` needs.")
+    tls_key: File = _TLS_KEY
+    tls_verify: bool = _TLS_VERIFY
 
 
 class HttpConnection(Section):

@@ -11,18 +11,26 @@ from shardbroker.config.connectors import (
     KafkaConnection,
     PulsarConnection,
     S3Connection,
+    ShardbrokerConnection,
 )
 from shardbroker.connectors.errors import ConnectionSettingError
 
 __all__ = ["WithTls", "address_of", "context_of", "end_connection", "tls_of"]
 
 WithTls = (
-    Connection | HttpConnection | CassandraConnection | DynamodbConnection | KafkaConnection | PulsarConnection | S3Connection
+    Connection
+    | HttpConnection
+    | CassandraConnection
+    | DynamodbConnection
+    | KafkaConnection
+    | PulsarConnection
+    | S3Connection
+    | ShardbrokerConnection
 )
 """Settings with the keys of TLS."""
 
 
-def address_of(settings: Connection, key: str) -> tuple[str, int]:
+def address_of(settings: Connection | ShardbrokerConnection, key: str) -> tuple[str, int]:
     """Returns host and port. `key`: of the settings, for errors. Raises ConnectionSettingError if there is no server."""
     host, _, port = settings.server.rpartition(":")
     if not host:
@@ -30,7 +38,7 @@ def address_of(settings: Connection, key: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def tls_of(settings: Connection | KafkaConnection | S3Connection, key: str) -> ssl.SSLContext | None:
+def tls_of(settings: Connection | KafkaConnection | S3Connection | ShardbrokerConnection, key: str) -> ssl.SSLContext | None:
     """Returns the context of `context_of`, or None for a connection without TLS."""
     return context_of(settings, key) if settings.tls else None
 

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 
+from shardbroker.flows.bridge.records import BRIDGED, Records
 from shm.records import encode_spilled, open_record
 from shm.ring import Inbox
 from shm.topology import Topology
@@ -56,6 +57,26 @@ class Lanes:
             return False
         self._unrung.add(worker)
         return True
+
+    def put_shipped(self, origin: int, records: Records, most: int) -> tuple[int, tuple[int, int] | None]:
+        """Puts records of another broker, at most so many, into the lane of the worker that has their stream.
+
+        Returns how many, and the mark behind all of them, or None if some are left. Raises OSError.
+        """
+        worker = origin % len(self._rings)
+        ring, done = self._rings[worker], 0
+        while True:
+            done += records.put(ring, most - done)
+            large = records.large(ring) if done < most else None
+            if large is None or not self.try_put(worker, large, BRIDGED):
+                break
+            records.skip()
+            done += 1
+        if records.is_done:
+            self._unrung.add(worker)
+            return done, self.mark(worker)
+        self._ring_bell(worker)
+        return done, None
 
     def put(self, worker: int, record: bytes) -> None:
         """Puts a record into the lane of a worker; waits while it is full. Raises Stopped, OSError."""

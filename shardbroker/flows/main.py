@@ -7,10 +7,12 @@ import socket
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from shardbroker.config.flows import DEFINITIONS
 from shardbroker.flows.actions import load_functions
+from shardbroker.flows.bridge.protocol import site_of_cluster
 from shardbroker.flows.cursors import Cursor
 from shardbroker.flows.feed import JournalFeed
 from shardbroker.flows.lanes import Lanes, Stopped
@@ -30,6 +32,7 @@ from shardbroker.flows.trial import try_loaded
 from shardbroker.flows.wire import MESSAGE_MAX, SINK_VERBS, SOURCE_VERBS, decode, encode_answer, encode_probed, encode_tried
 from shardbroker.journal.errors import JournalError
 from shardbroker.journal.schema import Kind, MessageFlag
+from shardbroker.link.identity import read_cookie
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
 from shardbroker.stores.files import Stamp, stamp_of
@@ -90,6 +93,9 @@ class _Service:
         self._sinks = Sinks(
             data_dir, node, number, processes, synced, self._table, stored, is_damaged, end_of, self._wake, self._sources
         )
+        cluster = topology.settings.cluster
+        if cluster.enable:
+            self._sinks.site = site_of_cluster(cluster.name, read_cookie(Path(cluster.cookie_file)))
         self._progress.of_sinks = lambda: self._sinks.figures(self._progress.known_feeds)
         others = Others(data_dir / "journal", number, processes, self._progress.written) if processes > 1 else None
         self._lookups = Lookups(self._sinks, self._lanes, self._progress.present_feeds, others, self._write)
@@ -165,6 +171,7 @@ class _Service:
         if len(feeds) > self._feeds:
             self._feeds = len(feeds)
             self._progress.note(self._sinks.open_journals(self._progress.known_feeds))
+            self._want_messages()
         for feed in feeds:
             try:
                 moved += self._read(feed)
@@ -265,11 +272,19 @@ class _Service:
         self._traces.look()
         self._traces.follow()
         self._sources.follow_rules()
+        self._sinks.follow_rules()
+        self._want_messages()
         self._is_loaded = True
         collect_seldom()
         for rule in changed:
             if rule in self._table.problems:
                 self._write("error", log_line("rule not loaded", rule=rule, reason=self._table.problems[rule][:300]))
+
+    def _want_messages(self) -> None:
+        """Has messages decoded only if a rule sees them: an action that ships them has a reader of its own."""
+        wanted = self._table.evaluates_messages
+        for feed in self._progress.known_feeds.values():
+            feed.follower.want_messages(wanted)
 
     def _answer_requests(self) -> None:
         for request in self._requests():

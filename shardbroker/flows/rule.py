@@ -37,6 +37,8 @@ class LoadedRule:
     rate: Rate = field(default_factory=Rate)
     sinks: tuple[str, ...] = ()
     """Ids of the actions on other systems, in the order of `actions`."""
+    is_shipped: bool = False
+    """Whether all its actions take whole messages from the journal, so that it is not evaluated."""
     disabled: str | None = None
     written: bytes = b""
     """Its figures in the last file of figures (flows/figures.py); empty: they have to be made."""

@@ -14,6 +14,7 @@ from shardbroker.config.sinks.ids import check_names_of_sources, source_id
 from shardbroker.flows.actions import Action, make_action
 from shardbroker.flows.filters import FilterTree
 from shardbroker.flows.rule import LoadedRule
+from shardbroker.flows.shipped import check_shipped, is_shipped
 from shardbroker.flows.sinks.to_sink import ToSink
 from shardbroker.rules.compiler import compile_rule
 from shardbroker.rules.errors import SqlError
@@ -90,15 +91,20 @@ class RuleTable:
             compiled = compile_rule(str(one.get("sql", "")))
             check_names_of_sources(compiled.filters)
             actions = [make_action(id, action, self._factories) for action in one.get("actions") or []]
+            check_shipped(compiled.tree, (action.id for action in actions if isinstance(action, ToSink)))
         except (SqlError, EvaluationError, ValueError) as error:
             self.problems[id] = str(error)
             return None
         sinks = tuple(action.id for action in actions if isinstance(action, ToSink))
-        return LoadedRule(id, one, compiled, actions, starts=known.starts if known is not None else {}, sinks=sinks)
+        starts = known.starts if known is not None else {}
+        shipped = bool(actions) and len(sinks) == len(actions) and all(map(is_shipped, sinks))
+        return LoadedRule(id, one, compiled, actions, starts=starts, sinks=sinks, is_shipped=shipped)
 
     def _put_in(self, rule: LoadedRule) -> None:
         self.rules[rule.id] = rule
         filters, events = _sources(rule)
+        if rule.is_shipped:
+            return
         for filter in filters:
             self._filters.add(filter, rule)
         for event in events:
@@ -109,6 +115,8 @@ class RuleTable:
         if rule is None:
             return
         filters, events = _sources(rule)
+        if rule.is_shipped:
+            return
         for filter in filters:
             self._filters.remove(filter, rule)
         for event in events:
@@ -124,6 +132,16 @@ class RuleTable:
                 self._known.clear()
             self._known[topic] = found
         return found
+
+    def shipped(self, action: str) -> tuple[bytes, ...]:
+        """Returns the topic filters whose messages an action gets whole, without an evaluation."""
+        rules = [rule for rule in self.rules.values() if action in rule.sinks]
+        return tuple(dict.fromkeys(filter for rule in rules for filter in _sources(rule)[0]))
+
+    @property
+    def evaluates_messages(self) -> bool:
+        """Whether a rule has to see each message of its topics."""
+        return any(not rule.is_shipped and _sources(rule)[0] for rule in self.rules.values())
 
     def rules_of_event(self, event: bytes) -> tuple[LoadedRule, ...]:
         """Returns the rules of an event, such as `client.connected`, each once."""

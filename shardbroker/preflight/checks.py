@@ -129,12 +129,14 @@ def _rules_of_messages(settings: Settings) -> Iterator[Finding]:
     from shardbroker.config.sinks.ids import check_names_of_sources
     from shardbroker.flows.own_actions import check_actions  # most brokers have no rules
     from shardbroker.flows.persistence.expansion import all_rules
+    from shardbroker.flows.shipped import check_rule
     from shardbroker.rules.definition import checked_sources
 
     for id, rule in all_rules(settings).items():
         try:
             check_names_of_sources(checked_sources(rule.sql, rule.actions))
             check_actions(id, rule.actions)
+            check_rule(rule.sql, rule.actions)
         except ValueError as error:
             key = key_of(id) or f"rules.{id}"
             yield Finding(key, f"{key}.{error}")

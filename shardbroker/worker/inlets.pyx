@@ -12,10 +12,11 @@ from shardbroker.session.session cimport Session
 from shardbroker.worker.arrivals cimport Stream
 from shardbroker.worker.deferred cimport Deferred, defer_for_group, defer_for_local
 from shardbroker.worker.retries cimport Retries
+from shm.bridged cimport BridgePlace
 from shm.destinations cimport NODE, NUMBER_BITS, WORKER, kind_of
 from shm.records cimport (
-    FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_COMMAND, RECORD_FED, RECORD_KEEP, RECORD_PAUSE,
-    RECORD_PUBLISH, RECORD_REPLAY, RECORD_SHARED, ArrivalHeader, check_record,
+    FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_BRIDGED, RECORD_COMMAND, RECORD_FED, RECORD_KEEP,
+    RECORD_PAUSE, RECORD_PUBLISH, RECORD_REPLAY, RECORD_SHARED, ArrivalHeader, check_record,
 )
 
 from shm.spill import read_spilled, spill_path
@@ -198,7 +199,9 @@ cdef class Inlets:
             contents = self.take_spilled(record, &header)
             if contents is None:
                 return True                # read before this worker was killed and started again
-            return self.on_publish_record(&header, <const uint8_t*>PyBytes_AS_STRING(contents) + sizeof(header))
+            record = <const uint8_t*>PyBytes_AS_STRING(contents)
+        if header.kind == RECORD_BRIDGED:
+            return on_bridged(self, &header, record + sizeof(header))
         return self.on_publish_record(&header, record + sizeof(header))
 
     cdef bytes take_spilled(self, const uint8_t* record, RecordHeader* header):
@@ -312,6 +315,30 @@ cdef class Inlets:
                     path.unlink()
             self.spent = []
         return 0
+
+
+cdef bint on_bridged(Inlets inlets, RecordHeader* header, const uint8_t* body) except -1:
+    """A message of another broker: dropped if it was sent again, else published here. False: as on_record()."""
+    cdef BridgePlace place
+    cdef Stream stream
+    cdef uint64_t before
+    cdef bint done = True
+    if not inlets.router.serving:
+        return not inlets.router.counters_segment.serving       # else its sender is gone, and it arrives again
+    if header.group_size != sizeof(place) or header.filter_size:
+        raise ValueError(f"record of another broker: must have a place of {sizeof(place)} bytes, got {header.group_size}")
+    memcpy(&place, body + header.topic_size + header.properties_size + header.client_size, sizeof(place))
+    stream = inlets.durability.streams.stream_of(place.origin, place.identity)
+    if header.member <= stream.position:
+        return True
+    before = stream.position
+    inlets.durability.streams.move(stream, header.member)        # also behind a record that fails
+    header.kind = RECORD_PUBLISH
+    header.flags |= FLAG_ORIGINATE
+    done = inlets.on_publish_record(header, body)
+    if not done:
+        inlets.durability.streams.move(stream, before)
+    return done
 
 
 cdef set identities_of(const uint8_t* start, uint32_t size):

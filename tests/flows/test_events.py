@@ -200,7 +200,7 @@ def test_no_client_makes_an_event(broker: Broker) -> None:
 
 
 def test_no_client_has_the_name_of_a_rule(broker: Broker) -> None:
-    for id in ("$rule:one", "$source:rabbitmq:one"):
+    for id in ("$rule:one", "$source:rabbitmq:one", "$bridge:0123456789abcdef"):
         Client(broker.address, 5, id, connect=False).connect(expect_code=0x85)
     with Client(broker.address, 5, "$rules") as client:
         client.ping()

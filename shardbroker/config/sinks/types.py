@@ -18,6 +18,7 @@ from shardbroker.config.sinks.pulsar import PulsarAction, PulsarConnector, Pulsa
 from shardbroker.config.sinks.rabbitmq import RabbitmqAction, RabbitmqConnector, RabbitmqSource
 from shardbroker.config.sinks.redis import RedisAction, RedisConnector
 from shardbroker.config.sinks.s3 import S3Action, S3Connector
+from shardbroker.config.sinks.shardbroker import ShardbrokerAction, ShardbrokerConnector, ShardbrokerSource
 
 __all__ = ["ALIASES", "SINK_TYPES", "SinkType", "source_types"]
 
@@ -48,6 +49,7 @@ SINK_TYPES: dict[str, SinkType] = {
     "rabbitmq": SinkType("RabbitMQ", RabbitmqConnector, RabbitmqAction, RabbitmqSource),
     "redis": SinkType("Redis", RedisConnector, RedisAction),
     "s3": SinkType("S3", S3Connector, S3Action),
+    "shardbroker": SinkType("shardbroker", ShardbrokerConnector, ShardbrokerAction, ShardbrokerSource),
     "timescale": SinkType("TimescaleDB", TimescaleConnector, TimescaleAction),
 }
 ALIASES = {

@@ -11,6 +11,8 @@ from typing import Any
 
 from shardbroker.connectors.connector import Identity
 from shardbroker.connectors.errors import ConnectorError, missing_library
+from shardbroker.flows.bridge.action import BridgeAction, BridgeServer
+from shardbroker.flows.bridge.protocol import SITE_BYTES
 from shardbroker.flows.cursors import Cursor
 from shardbroker.flows.feed import JournalFeed
 from shardbroker.flows.past import place_since
@@ -28,6 +30,7 @@ from shardbroker.flows.sinks.definitions import (
     settings_of,
 )  # fmt: skip
 from shardbroker.flows.sinks.late import LateReader, row_of
+from shardbroker.flows.sinks.limits import Limits
 from shardbroker.flows.sinks.origin import origin_of
 from shardbroker.flows.sinks.runner import ConnectorHandle, SinkRunner
 from shardbroker.flows.sinks.server import ActionServer
@@ -50,8 +53,17 @@ KNOWN = Cursor(0)
 class _Entry:
     """An action in force."""
 
-    def __init__(self, definition: ActionDefinition, action: SinkAction, server: ActionServer, connector: ConnectorHandle) -> None:
+    def __init__(
+        self,
+        definition: ActionDefinition,
+        action: SinkAction,
+        server: ActionServer,
+        connector: ConnectorHandle,
+        driver: Any = None,
+    ) -> None:
         self.definition, self.action, self.server, self.connector = definition, action, server, connector
+        self.driver = driver
+        """Of an action that ships journals (flows/bridge); else None."""
         self.late: dict[str, LateReader] = {}
         self.since_us = 0
         """Records of earlier blocks are left out by late readers: of a rewind."""
@@ -109,6 +121,8 @@ class Sinks:
         self._dirty: dict[str, ActionServer] = {}
         self._turns = 0
         self._origin = ""
+        self.site = ""
+        """Id of the cluster for bridges; empty: there is none."""
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -160,6 +174,8 @@ class Sinks:
             action = entry.action
             with action.lock:
                 action.passed_live(feed.name, cursor)
+            if entry.driver is not None:
+                self._dirty[action.id] = entry.server
 
     def _open_late(self, entry: _Entry, feed: JournalFeed) -> None:
         resumes = entry.action.resumes_at(feed.name)
@@ -287,6 +303,8 @@ class Sinks:
                 connector = self._connect(definition)
                 if hasattr(connector, "identity"):
                     connector.identity = Identity(self._node, self._origin_of(), self._number, self._processes, self._synced)
+                if hasattr(connector, "site"):
+                    connector.site = self.site or self._origin_of()[:SITE_BYTES]
                 connectors[id] = definition, ConnectorHandle(id, connector)
             except Exception as error:  # of a driver: one connector is not used, the process works
                 self.problems[f"connector {id}"] = _problem(error)
@@ -349,7 +367,8 @@ class Sinks:
             return None
         try:
             driver = _module_of(definition.type).make(definition.settings, connector.connector, id)
-            by_journal = bool(getattr(driver, "stores_cursor", False))
+            ships = hasattr(driver, "attach")
+            by_journal = ships or bool(getattr(driver, "stores_cursor", False))
             if by_journal:
                 driver.cursor_key = f"{self._origin_of()}/{self._node}/{id}"
         except Exception as error:  # of a driver, too
@@ -359,9 +378,28 @@ class Sinks:
         limits = limits_of(definition.settings.resource_opts, by_journal)
         if hasattr(driver, "limits"):
             limits = driver.limits(limits)
+        if ships:
+            return self._shipping(definition, limits, driver, connector)
         action = SinkAction(id, limits)
         server = ActionServer(action, driver, Complaints(id, self._runner.write), self._runner.failed, self.wake)
         return _Entry(definition, action, server, connector)
+
+    def _shipping(self, definition: ActionDefinition, limits: Limits, driver: Any, connector: ConnectorHandle) -> _Entry:
+        """Returns a new entry of an action that ships journals."""
+        assert self._runner is not None
+        action = BridgeAction(definition.id, limits)
+        complaints = Complaints(definition.id, self._runner.write)
+        moves = {"moved": driver.moved, "leave": driver.leave}
+        server = BridgeServer(action, driver, complaints, self._runner.failed, self.wake, **moves)
+        driver.attach(action, self._data_dir / "journal", server.lost)
+        driver.follow(self._table.shipped(definition.id))
+        return _Entry(definition, action, server, connector, driver)
+
+    def follow_rules(self) -> None:
+        """Looks which topics are shipped, after rules have changed."""
+        for id, entry in self._entries.items():
+            if entry.driver is not None:
+                entry.driver.follow(self._table.shipped(id))
 
     def _make_source(self, definition: SourceDefinition, found: Definitions) -> SourceDriver:
         """Raises any exception of a driver, and ValueError without a connector."""

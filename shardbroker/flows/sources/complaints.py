@@ -14,6 +14,10 @@ class Complaints(complaints.Complaints):
         """Notes a record that is not possible in this broker."""
         self._failed(lambda more: log_line("record not taken over", source=self._id, reason=reason[:SHOWN_MAX], **more))
 
+    def bridge_refused(self, reason: str) -> None:
+        """Notes a connection of another broker that was refused."""
+        self._failed(lambda more: log_line("bridge refused", source=self._id, reason=reason[:SHOWN_MAX], **more))
+
     def lost(self, reason: str) -> None:
         """Notes that the server cannot be used."""
         self._lost(log_line("source not available", source=self._id, reason=reason[:SHOWN_MAX]))

@@ -36,7 +36,7 @@ class Encoder:
         self.event = f"$sources/{id}".encode()
         """The name of its events in journals."""
         self._publisher = f"$source:{id}".encode()
-        self._workers, self._payload_max = workers, payload_max
+        self._workers, self.payload_max = workers, payload_max
 
     def encode(self, received: Received, is_fed: bool) -> list[Encoded]:
         """Returns the records of one: for rules if is_fed, and to be published. Raises ValueError for what is not possible here."""
@@ -50,8 +50,8 @@ class Encoder:
 
     def _published(self, message: Message) -> bytes:
         topic, payload, qos, retain, given = message
-        if len(payload) > self._payload_max:
-            raise ValueError(f"payload: must be at most {self._payload_max} bytes, got {len(payload)}")
+        if len(payload) > self.payload_max:
+            raise ValueError(f"payload: must be at most {self.payload_max} bytes, got {len(payload)}")
         if topic.startswith(RESERVED):
             raise ValueError("topic: must not be below $SYS/ or $event/")
         properties = dict(given)

@@ -9,6 +9,7 @@ from typing import Any
 
 from shardbroker.connectors.connector import State
 from shardbroker.connectors.errors import ConnectorError, describe
+from shardbroker.flows.bridge.records import Records
 from shardbroker.flows.rate import Rate
 from shardbroker.flows.sinks.backoff import Backoff
 from shardbroker.flows.sources.complaints import Complaints
@@ -16,7 +17,7 @@ from shardbroker.flows.sources.figures import Figures
 from shardbroker.flows.sources.records import Encoded, Encoder
 from shardbroker.flows.sources.source import Received, SourceDriver
 
-__all__ = ["Batch", "SourceServer", "figures_of"]
+__all__ = ["Batch", "Shipment", "SourceServer", "figures_of"]
 
 CLOSE_S = 5.0
 """Longest wait for workers when a source ends: what they have not consumed by then arrives again."""
@@ -38,6 +39,16 @@ class Batch:
         self.size = sum(len(one.record) for one in records)
 
 
+class Shipment:
+    """A frame of another broker on its way to a worker. origin: of its stream, whose records have one worker."""
+
+    __slots__ = ("count", "done", "origin", "records", "size")
+
+    def __init__(self, records: Records, origin: int, done: Callable[[], None]) -> None:
+        self.records, self.origin, self.done = records, origin, done
+        self.count, self.size = records.count, records.size
+
+
 class SourceServer:
     """wake: wakes the process, which empties `queue`."""
 
@@ -51,7 +62,7 @@ class SourceServer:
         wake: Callable[[], None],
     ) -> None:
         self.id, self.event = id, encoder.event
-        self.queue: deque[Batch] = deque()
+        self.queue: deque[Batch | Shipment] = deque()
         """Batches for the process: appended here, taken there."""
         self.figures, self.rate = Figures(), Rate()
         self.is_fed = False
@@ -70,6 +81,10 @@ class SourceServer:
         self._is_stopped = False
         self._task: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
+        if hasattr(driver, "admit"):
+            listener: Any = driver
+            listener.admit, listener.room, listener.complain = self.admit, self.room, complaints.bridge_refused
+            listener.payload_max = encoder.payload_max
 
     @property
     def lag_records(self) -> int | None:
@@ -133,7 +148,20 @@ class SourceServer:
             else:
                 figures.published += one.message is not None
         figures.received += len(batch)
-        made = Batch(records, len(batch), done)
+        self._admit(Batch(records, len(batch), done))
+        await self.room()
+
+    def admit(self, shipment: Shipment) -> None:
+        """Takes a frame of another broker; room() returns once there is room for the next one."""
+        figures, records = self.figures, shipment.records
+        figures.received += records.count
+        figures.published += records.count - records.failed
+        figures.failed += records.failed
+        if records.failed:
+            self._complaints.record_failed("a message that is too large, has passed too many brokers or has a reserved topic")
+        self._admit(shipment)
+
+    def _admit(self, made: Batch | Shipment) -> None:
         self._batches += 1
         self._records += made.count
         self._bytes += made.size
@@ -141,17 +169,21 @@ class SourceServer:
         self._complaints.reached()
         self.queue.append(made)
         self._wake()
+
+    async def room(self) -> None:
+        """Returns once there is room for what follows."""
         while not self._takes or self._records >= INFLIGHT_RECORDS or self._bytes >= INFLIGHT_BYTES:
             self._room.clear()
             await self._room.wait()
 
-    def finished(self, batches: list[Batch]) -> None:
+    def finished(self, batches: list[Batch | Shipment]) -> None:
         """Notes that workers have consumed batches."""
         for batch in batches:
             self._batches -= 1
             self._records -= batch.count
             self._bytes -= batch.size
-            self.figures.acknowledged += batch.count
+            failed = batch.records.failed if isinstance(batch, Shipment) else 0
+            self.figures.acknowledged += batch.count - failed
             try:
                 batch.done()
             except Exception as error:  # of a driver whose connection is gone

@@ -14,7 +14,7 @@ from shardbroker.flows.sinks.definitions import Definitions, SourceDefinition
 from shardbroker.flows.sinks.runner import ConnectorHandle, SinkRunner
 from shardbroker.flows.sources.complaints import Complaints
 from shardbroker.flows.sources.records import Encoder
-from shardbroker.flows.sources.server import Batch, SourceServer, figures_of
+from shardbroker.flows.sources.server import Batch, Shipment, SourceServer, figures_of
 from shardbroker.flows.sources.source import SourceDriver
 
 __all__ = ["Sources"]
@@ -34,7 +34,7 @@ class _Entry:
         self.definition, self.connector, self.server = definition, connector, server
         self.marks: dict[int, int] = {}
         """Of the batch that is being put."""
-        self.pending: deque[tuple[Batch, list[Mark]]] = deque()
+        self.pending: deque[tuple[Batch | Shipment, list[Mark]]] = deque()
         """Batches that workers have not consumed, in order."""
 
     @property
@@ -97,6 +97,14 @@ class Sources:
         queue, put = entry.server.queue, 0
         while queue:
             batch = queue[0]
+            if isinstance(batch, Shipment):
+                done, mark = self._lanes.put_shipped(batch.origin, batch.records, most - put)
+                put += done
+                if mark is None:
+                    return put
+                queue.popleft()
+                entry.pending.append((batch, [mark]))
+                continue
             records, marks = batch.records, entry.marks
             while batch.at < len(records):
                 worker, record, kind = records[batch.at]

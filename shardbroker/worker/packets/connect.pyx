@@ -35,7 +35,7 @@ from shardbroker.worker.features import event_messages
 cdef uint64_t NEVER = <uint64_t>-1
 cdef uint32_t EXPIRY_NEVER = 0xFFFFFFFF    # Session Expiry Interval, MQTT 5.0 §3.1.2.11.2
 cdef bytes NO_ID = bytes(16)
-cdef tuple OWN_PREFIXES = (b"$rule:", b"$source:")      # publishers of the broker itself: a rule passes over its own messages
+cdef tuple OWN_PREFIXES = (b"$rule:", b"$source:", b"$bridge:")      # publishers of the broker itself: a rule passes over its own messages
 
 PACKET_MAX = 5 + 0xFFFFFFF
 """Longest packet that MQTT allows, bytes: type, four bytes of length, and the largest length they can encode (MQTT 5.0 §1.5.5). The packet
@@ -110,7 +110,7 @@ cdef bytes usable_client_id(Channel channel, Connect packet, bytes client_id):
         return channel.wanted_id
     if client_id.startswith(OWN_PREFIXES):
         channel.refuse(
-            channel.version, CLIENT_IDENTIFIER_NOT_VALID, "client ids that begin with $rule: or $source: are those of rules and sources")
+            channel.version, CLIENT_IDENTIFIER_NOT_VALID, "client ids that begin with $rule:, $source: or $bridge: are those of rules, sources and bridges")
         return None
     if <uint32_t>PyBytes_GET_SIZE(client_id) > channel.context.max_client_id:
         channel.refuse(

@@ -267,13 +267,15 @@ cdef class Replay(SessionReader):
     def stream_positions(self) -> dict[tuple[int, int], int]:
         """Returns how far the streams of other nodes were dealt with.
 
-        After the number of workers has changed, what one of them had not dealt with is delivered again.
+        After the number of workers has changed, what one of them had not dealt with is delivered again. Streams of other brokers have
+        one worker each.
         """
         cdef dict found = {}
         cdef list sources = list(self.streams.values())
         for positions in sources:
             for stream in positions:
-                found[stream] = min([one.get(stream, 0) for one in sources])
+                known = [one.get(stream, 0) for one in sources]
+                found[stream] = max(known) if stream[0] >> 31 else min(known)
         return found
 
     def on_forwarded(self, list item) -> None:
