@@ -61,6 +61,8 @@ def put_fault(name: str, target: Any, patch: pytest.MonkeyPatch) -> None:
         real = target._Core.answers
         # Byte by byte, the last one never arrives.
         patch.setattr(target._Core, "answers", lambda core, parts: real(core, parts[:-1] if len(parts) > 2 else parts))
+    elif name == "bridge":
+        patch.setattr(target, "open_record", changed(target.open_record, lambda found: (found[0] + 1, *found[1:])))
     elif name == "journal":
         patch.setattr(target, "crc32", lambda data: 0)
     elif name == "packets":
