@@ -13,7 +13,7 @@ SANITIZED := $(CURDIR)/$(BIN)/python -m fuzz.sanitizers
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
 .PHONY: always downloads in-time packages packages-to-serve packages-to-fuzz install tools spark serve test test-bridges test-cluster \
-    test-databases test-spark examples conformance lint types fuzz asan sim torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel clean
+    test-databases test-pages test-spark examples conformance lint types fuzz asan sim torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel clean
 
 install: $(VENV)/.installed
 
@@ -57,7 +57,7 @@ serve: install
 
 # Suites whose system packages are missing and may not be installed are left out by name; with CI set, that is an error.
 test: packages tools spark lint types downloads
-	$(TESTS) --statements=$(STATEMENTS) $(addprefix --ignore ,tests/spark $(CLUSTER) $(QUEUES) $(DATABASES))
+	$(TESTS) --statements=$(STATEMENTS) $(addprefix --ignore ,tests/spark $(CLUSTER) $(QUEUES) $(DATABASES) $(COSTS) $(PAGES))
 	$(BIN)/python -m tests.conformance.coverage $(STATEMENTS)
 
 # Suites that take long have a verb of their own. With UNTIL, seconds since 1970, these begin no test after that time, and say so.
@@ -65,6 +65,8 @@ TESTS := $(BIN)/python -m pytest -q -rfEsx -n $(PROCESSES) --durations 40
 LONG := $(TESTS) $(if $(UNTIL),--until $(UNTIL))
 CLUSTER := tests/cluster
 QUEUES := tests/flows/bridges tests/flows/sources
+PAGES := tests/docs/test_examples.py
+COSTS := tests/perf/test_instructions.py
 DATABASES := tests/flows/persistence tests/flows/drivers tests/flows/sinks/test_acceptance.py
 
 # Nodes in network namespaces, and the simulation of 23 of them.
@@ -78,6 +80,10 @@ test-bridges: packages tools downloads
 # Sinks against each of their servers.
 test-databases: packages tools downloads
 	$(LONG) $(DATABASES)
+
+# The examples of README and docs, on a machine with a systemd of its own, beside instructions that a message costs, by valgrind.
+test-pages: packages tools spark downloads
+	$(LONG) $(PAGES) $(COSTS)
 
 # One process: it has a Spark of its own.
 test-spark: packages tools spark downloads

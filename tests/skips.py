@@ -59,7 +59,7 @@ LISTED = (
            "a network with faults needs root, iproute2 and TUN devices, which containers may not have"),
     Listed("(needs the right to|cannot) mount a small tmpfs.*", "tests/(journal|behaviour|flows)/", "containers may not mount"),
     Listed("needs memory", "tests/overload/", "2 GB are not everywhere"),
-    Listed("no time is left", "tests/(cluster|flows|spark)/", "make with UNTIL, for suites that take long"),
+    Listed("no time is left", "tests/(cluster|docs|flows|perf|spark)/", "make with UNTIL, for suites that take long"),
     Listed("only some tests of the module run", "tests/(management|api)/", "the last test of a module sums up the others"),
     Listed("a session that a Clean Start ends takes its messages with it", "tests/behaviour/test_shared.py",
            "MQTT 5.0 section 4.8.2 says SHOULD; a Clean Start discards the whole session"),
