@@ -49,7 +49,7 @@ SINK_TYPES: dict[str, SinkType] = {
     "rabbitmq": SinkType("RabbitMQ", RabbitmqConnector, RabbitmqAction, RabbitmqSource),
     "redis": SinkType("Redis", RedisConnector, RedisAction),
     "s3": SinkType("S3", S3Connector, S3Action),
-    "shardbroker": SinkType("shardbroker", ShardbrokerConnector, ShardbrokerAction, ShardbrokerSource),
+    "shardbroker": SinkType("Another shardbroker", ShardbrokerConnector, ShardbrokerAction, ShardbrokerSource),
     "timescale": SinkType("TimescaleDB", TimescaleConnector, TimescaleAction),
 }
 ALIASES = {
