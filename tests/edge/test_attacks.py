@@ -77,13 +77,13 @@ def test_a_flood_of_handshakes_leaves_others_their_turn(edge: Edge, authority: A
     with contextlib.suppress(ssl.SSLWantReadError):
         context.wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
     hello = outgoing.read()
-    with Client(edge.address, 5, name, dial=dial) as inside, ExitStack() as stack:
+    with Client(edge.address, 5, name, dial=dial, timeout=PATIENCE_S) as inside, ExitStack() as stack:
         for _ in range(2000):  # more than HANDSHAKES_MAX of each acceptor lets stand
             one = stack.enter_context(socket.create_connection(edge.at("ssl"), PATIENCE_S))
             one.sendall(hello)
         for _ in range(10):
             inside.ping()
-        with Client(edge.address, 5, f"{name}-now", dial=dial) as now:
+        with Client(edge.address, 5, f"{name}-now", dial=dial, timeout=PATIENCE_S) as now:
             now.ping()
 
 
