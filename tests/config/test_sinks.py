@@ -194,6 +194,14 @@ def test_a_definition_is_shown_as_json() -> None:
     assert shown(checked(ACTIONS, "http", {}))["resource_opts"]["request_ttl"] == "infinity"
 
 
+@pytest.mark.parametrize("prefix", ["a/#", "+/", "$SYS/", "a\0"])
+def test_a_prefix_of_a_bridge_is_the_begin_of_a_topic(prefix: str) -> None:
+    for model in (SINK_TYPES["shardbroker"].action, SINK_TYPES["shardbroker"].source):
+        assert model is not None
+        with pytest.raises(ValueError, match="allowed is the begin of topics without"):
+            model.model_validate({"parameters": {"topic_prefix": prefix}})
+
+
 @pytest.mark.parametrize("type", SINK_TYPES)
 def test_all_types_are_shown_as_json(type: str) -> None:
     for model in (SINK_TYPES[type].connector(), SINK_TYPES[type].action()):

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from shardbroker.config.base import Section
 from shardbroker.config.connectors import ShardbrokerConnection
@@ -11,7 +11,16 @@ from shardbroker.config.units import Allowed, Size
 
 __all__ = ["ShardbrokerAction", "ShardbrokerConnector", "ShardbrokerParameters", "ShardbrokerSource", "ShardbrokerSourceParameters"]
 
-Prefix = Annotated[str, Allowed("the begin of topics, such as site-a/")]
+PREFIX_HELP = "the begin of topics without +, # and $, such as site-a/"
+
+
+def _check_prefix(value: str) -> str:
+    if any(c in value for c in "+#$\0"):
+        raise ValueError(f"allowed is {PREFIX_HELP}")
+    return value
+
+
+Prefix = Annotated[str, AfterValidator(_check_prefix), Allowed(PREFIX_HELP)]
 
 
 class ShardbrokerConnector(ConnectorSection, ShardbrokerConnection):

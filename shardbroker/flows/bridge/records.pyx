@@ -45,6 +45,7 @@ cdef enum:
     TOPICS_KNOWN = 65536
     SITE_BYTES = 16                        # the id of a broker, hexadecimal
     PREFIX_BYTES = 8
+    RESERVED_BYTES = 7                     # the longest begin of a reserved topic: $event/
     HOPS = 8
     FRAME = 256 << 10
 
@@ -271,6 +272,8 @@ cdef class Records:
         cdef uint64_t found
         if len(site) != SITE_BYTES:
             raise ValueError(f"site: must be {SITE_BYTES} bytes, got {len(site)}")
+        if prefix and not is_topic_name(<const uint8_t*>PyBytes_AS_STRING(prefix), <uint32_t>PyBytes_GET_SIZE(prefix), 0):
+            fault("topic prefix: must be the begin of a topic name")
         self.body, self.prefix, self.site = body, prefix, site
         self.at = at = <const uint8_t*>PyBytes_AS_STRING(body)
         self.end = at + PyBytes_GET_SIZE(body)
@@ -306,11 +309,17 @@ cdef class Records:
             fault("a client id must have up to 65535 bytes")
         return end
 
+    cdef bint is_reserved(self, const Parts* parts) noexcept:
+        """Whether the topic here, with the prefix, is one that only the broker itself publishes to."""
+        cdef uint8_t begin[RESERVED_BYTES]
+        cdef uint64_t prefix = min(<uint64_t>PyBytes_GET_SIZE(self.prefix), <uint64_t>RESERVED_BYTES)
+        cdef uint64_t rest = min(parts.topic_size, RESERVED_BYTES - prefix)
+        put(put(begin, <const uint8_t*>PyBytes_AS_STRING(self.prefix), prefix), parts.topic, rest)
+        return starts(begin, prefix + rest, b"$SYS/", 5) or starts(begin, prefix + rest, b"$event/", 7)
+
     cdef bint is_possible(self, const Parts* parts) noexcept:
-        cdef bint is_reserved = not PyBytes_GET_SIZE(self.prefix) and (
-            starts(parts.topic, parts.topic_size, b"$SYS/", 5) or starts(parts.topic, parts.topic_size, b"$event/", 7))
         return (
-            not is_reserved and parts.payload_size <= self.payload_max and PyBytes_GET_SIZE(self.prefix) + parts.topic_size <= TOPIC_MAX
+            not self.is_reserved(parts) and parts.payload_size <= self.payload_max and PyBytes_GET_SIZE(self.prefix) + parts.topic_size <= TOPIC_MAX
             and not has_passed(parts, self.site)
             and (not starts(parts.publisher, parts.publisher_size, b"$bridge:", PREFIX_BYTES)
                  or parts.publisher_size < PREFIX_BYTES + (HOPS - 1) * (SITE_BYTES + 1)))

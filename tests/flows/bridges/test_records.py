@@ -174,6 +174,19 @@ def test_a_frame_that_no_broker_sends(body: bytes, text: str) -> None:
         received(body, 3, 8)
 
 
+@pytest.mark.parametrize("prefix", [b"$SYS/", b"$SY", b"$event/", b"$"])
+def test_no_prefix_leads_to_a_reserved_topic(inbox: Inbox, prefix: bytes) -> None:
+    rest = (b"$event/x" if prefix == b"$event/" else b"$SYS/x")[len(prefix) :]
+    records = received(framed(message(rest), message(b"a/b")), prefix=prefix)
+    assert (records.count, records.failed) == (2, 2 if prefix.endswith(b"/") else 1)
+
+
+@pytest.mark.parametrize("prefix", [b"a/#", b"+/", b"a\0", b"\xff/"])
+def test_a_prefix_that_is_no_topic_is_a_fault(prefix: bytes) -> None:
+    with pytest.raises(PeerFault, match="prefix"):
+        received(framed(message()), prefix=prefix)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_other_byte_is_refused_or_is_a_message(data: st.DataObject) -> None:
