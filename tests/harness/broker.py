@@ -24,6 +24,7 @@ import psutil
 
 from tests.harness.client import Address, Client
 from tests.harness.faults import faults
+from tests.harness.fork_server import ForkServer
 from tests.harness.idle import never_asleep
 from tests.harness.wire import Publish
 
@@ -34,6 +35,7 @@ GOODBYE_S = 0.05
 PARTITIONS = 1024
 """Virtual session partitions: partition = crc32(client_id) % 1024, worker = partition % workers."""
 SHARED_DIR = Path("/dev/shm")
+PROGRAM = (str(Path(sys.executable).with_name("shardbroker")),)
 FIRST_PORT, PORTS, PORT_RANGES = 10_000, 5_000, 4
 """Of brokers and of the servers that they are tested with."""
 
@@ -60,6 +62,7 @@ def _ports() -> Iterator[int]:
 
 
 _some_ports = _ports()
+_fork_server = ForkServer()
 
 
 def free_port() -> int:
@@ -103,6 +106,9 @@ class Broker:
     started: ClassVar[weakref.WeakSet["Broker"]] = weakref.WeakSet()
     """All that a test may look at; conftest.py does so after each."""
 
+    by_fork: ClassVar[bool] = True
+    """Started by the fork server where that makes no difference, not by exec."""
+
     external = False
     known = ""
 
@@ -120,7 +126,7 @@ class Broker:
         self.ready_line = ""
         self.output: list[str] = []
         self.environment = dict(os.environ)
-        self.program: tuple[str, ...] = (str(Path(sys.executable).with_name("shardbroker")),)
+        self.program: tuple[str, ...] = PROGRAM
         self.descriptors: tuple[int, ...] = ()
         """Open in the broker too."""
         self._arguments = arguments
@@ -159,16 +165,7 @@ class Broker:
         """Starts the process and waits for its ready line; raises with its output if it does not come."""
         self.ready_line = ""
         self._terminated = False
-        self.process = subprocess.Popen(
-            self.command(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            env=self.environment,
-            pass_fds=self.descriptors,
-        )
+        self.process = self._launch()
         lines: Queue[str] = Queue()
         self._reader = threading.Thread(target=self._collect, args=(self.process, lines), daemon=True)
         self._reader.start()
@@ -186,6 +183,20 @@ class Broker:
             if " ready: " in line:
                 self.ready_line = line.rstrip()
         self._note_shared()
+
+    def _launch(self) -> "subprocess.Popen[str]":
+        if self.by_fork and self.program == PROGRAM and _fork_server.forks(self.environment):
+            return _fork_server.start(self.command(), self.environment, self.descriptors)
+        return subprocess.Popen(
+            self.command(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env=self.environment,
+            pass_fds=self.descriptors,
+        )
 
     def _collect(self, process: "subprocess.Popen[str]", lines: "Queue[str]") -> None:
         assert process.stdout is not None
