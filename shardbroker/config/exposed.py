@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 
-from shardbroker.config.gateways import GatewayListener, outer_listeners
+from shardbroker.config.gateways import DatagramListener, GatewayListener, outer_listeners
 from shardbroker.config.listeners import Listener, parse_address, unix_path
 from shardbroker.config.settings import Settings
 
 __all__ = ["anonymous_listeners", "exposures", "is_public", "needed_logins"]
+
+AnyListener = Listener | GatewayListener | DatagramListener
 
 
 def exposures(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> Iterator[str]:
@@ -31,17 +33,17 @@ def exposures(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> 
 
 def anonymous_listeners(
     settings: Settings, listeners: Iterable[tuple[str, Listener]]
-) -> Iterator[tuple[str, Listener | GatewayListener]]:
+) -> Iterator[tuple[str, AnyListener]]:
     """Yields listeners with a public address, those of gateways too, whose clients need neither a password nor a certificate.
     Plugins and programs behind hooks, which may also reject clients, are not considered."""
-    found: list[tuple[str, Listener | GatewayListener, list[str]]] = [(name, one, one.auth_chain) for name, one in listeners]
+    found: list[tuple[str, AnyListener, list[str]]] = [(name, one, one.auth_chain) for name, one in listeners]
     found += [(id, one, getattr(settings.gateways, kind).authentication) for kind, _, id, one in outer_listeners(settings)]
     for name, one, chain in found:
         if is_public(one.bind) and not needed_logins(settings, one, chain):
             yield name, one
 
 
-def needed_logins(settings: Settings, listener: Listener | GatewayListener, chain: list[str]) -> list[str]:
+def needed_logins(settings: Settings, listener: AnyListener, chain: list[str]) -> list[str]:
     """Returns what clients of a listener need: `certificate`, and the authenticators in their order; empty if nothing.
 
     chain: that of the listener, or `inherit` alone.

@@ -3,29 +3,40 @@
 from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from shardbroker.config.access import CHAIN_HELP, Names, chain_names
-from shardbroker.config.base import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
+from shardbroker.config.base import LEVELS_MAX, LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.listeners import Listener, Mountpoint, Rules, Tls, check_listener_names, parse_address
 from shardbroker.config.units import Allowed, ByteRate, Duration, Limit, Rate, Size, Whole
+from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.topics import check_topic_name
 
-__all__ = ["GatewayListener", "Gateways", "StompGateway", "inner_listeners", "needs_stomp", "outer_listeners", "state_file"]
+__all__ = [
+    "AnyListener", "DatagramListener", "GatewayListener", "Gateways", "MqttSnGateway", "PredefinedTopic", "StompGateway",
+    "inner_listeners", "needs_mqttsn", "needs_stomp", "outer_listeners", "state_file",
+]  # fmt: skip
 
 GATEWAY_LISTENERS_MAX = 8
 """Most listeners of one gateway: each has an internal listener, which takes one of the places of `listeners`."""
+TOPIC_ID_MAX = 65534
+"""Topic ids 0 and 65535 are reserved (MQTT-SN §5.3.11)."""
 Bind = Annotated[str, Allowed("HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:61613 or [::1]:61613")]
 
 
-class GatewayListener(Section):
-    """One listening address of a gateway."""
+def _address(value: str) -> str:
+    parse_address(value)
+    return value
 
-    bind: Bind = Field("127.0.0.1:61613", description="HOST:PORT; IPv6 as [::1]:61613.")
-    type: Literal["tcp", "ssl"] = Field("tcp", description="Transport.")
+
+class AnyListener(Section):
+    """What listening addresses of all gateways have."""
+
+    bind: Annotated[Bind, AfterValidator(_address)] = Field("127.0.0.1:0", description="HOST:PORT; IPv6 as [::1]:PORT.")
     max_connections: Limit = Field(
-        1024, ge=0, le=LIMIT_MAX, description="Most connections at a time; further ones are closed. 0: no limit."
+        1024, ge=0, le=LIMIT_MAX, description="Most connections at a time; further ones are refused. 0: no limit."
     )
     max_conn_rate: Rate = Field(inf, description="Sessions opened per second; further ones wait.")
     messages_rate: Rate = Field(inf, description="Messages per second of one client, which is read more slowly above it.")
@@ -37,13 +48,19 @@ class GatewayListener(Section):
         ["allow all"],
         description="Addresses that may connect; the first matching rule decides, without a match connecting is allowed.",
     )
-    tls: Tls = Tls()
 
-    @field_validator("bind")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        parse_address(value)
-        return value
+    @property
+    def secure(self) -> bool:
+        """Whether the listener uses TLS."""
+        return False
+
+
+class GatewayListener(AnyListener):
+    """One listening address of a gateway over TCP."""
+
+    bind: Annotated[Bind, AfterValidator(_address)] = Field("127.0.0.1:61613", description="HOST:PORT; IPv6 as [::1]:61613.")
+    type: Literal["tcp", "ssl"] = Field("tcp", description="Transport.")
+    tls: Tls = Tls()
 
     @model_validator(mode="after")
     def _certificate(self) -> "GatewayListener":
@@ -55,8 +72,52 @@ class GatewayListener(Section):
 
     @property
     def secure(self) -> bool:
-        """Whether the listener uses TLS."""
         return self.type == "ssl"
+
+
+class DatagramListener(AnyListener):
+    """One listening address of a gateway over UDP."""
+
+    bind: Annotated[Bind, AfterValidator(_address)] = Field("127.0.0.1:1884", description="HOST:PORT; IPv6 as [::1]:PORT.")
+    type: Literal["udp"] = Field("udp", description="Transport.")
+    max_unknown_rate: Rate = Field(
+        1000.0, gt=0, description="Datagrams of unknown senders per second that are handled, CONNECT and QoS -1 among them; "
+        "further ones are dropped."
+    )  # fmt: skip
+
+    @property
+    def tls(self) -> Tls:
+        """No TLS."""
+        return Tls()
+
+
+class Gateway(Section):
+    """What all gateways have."""
+
+    enable: bool = Field(False, description="Whether the gateway runs.")
+    mountpoint: Mountpoint = Field(
+        "", description="Prefix of all topics of its clients, removed again on delivery; empty: none."
+    )
+    authentication: Annotated[Names, AfterValidator(chain_names), Allowed(f"inherit, or {CHAIN_HELP}")] = Field(
+        ["inherit"], description="Replaces `auth.chain` for its clients."
+    )
+    idle_timeout: Duration = Field(
+        30.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="Longest time until CONNECT is complete, and for the broker's answer "
+        "to it."
+    )  # fmt: skip
+    session_expiry_interval: Duration = Field(
+        7200.0, ge=0, le=2**32 - 2, description="Time for which the session of a client that keeps it outlives its connection."
+    )
+
+
+Listening = TypeVar("Listening", bound=AnyListener)
+
+
+def _named(value: dict[str, Listening]) -> dict[str, Listening]:
+    check_listener_names(value)
+    if not 1 <= len(value) <= GATEWAY_LISTENERS_MAX:
+        raise ValueError(f"allowed are 1 to {GATEWAY_LISTENERS_MAX} of them, not {len(value)}")
+    return value
 
 
 class StompFrame(Section):
@@ -67,23 +128,9 @@ class StompFrame(Section):
     max_body_length: Size = Field(65536, ge=0, le=256 << 20, description="Longest body.")
 
 
-class StompGateway(Section):
+class StompGateway(Gateway):
     """STOMP 1.0, 1.1 and 1.2."""
 
-    enable: bool = Field(False, description="Whether the gateway runs.")
-    mountpoint: Mountpoint = Field(
-        "", description="Prefix of all destinations of its clients, removed again on delivery; empty: none."
-    )
-    authentication: Annotated[Names, AfterValidator(chain_names), Allowed(f"inherit, or {CHAIN_HELP}")] = Field(
-        ["inherit"], description="Replaces `auth.chain` for its clients."
-    )
-    idle_timeout: Duration = Field(
-        30.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="Longest time from accept to CONNECT, and for each wait of the gateway "
-        "for the broker's answer to it."
-    )  # fmt: skip
-    session_expiry_interval: Duration = Field(
-        7200.0, ge=0, le=2**32 - 2, description="Time for which the session of a client with `client-id` outlives its connection."
-    )
     max_inflight: Whole = Field(
         100, ge=1, le=65535, description="Messages sent to a client that it has not acknowledged; further ones wait in its session."
     )
@@ -91,29 +138,74 @@ class StompGateway(Section):
     max_transactions: Whole = Field(10, ge=0, le=1000, description="Transactions of one connection that are open.")
     max_transaction_frames: Whole = Field(100, ge=1, le=65535, description="Frames of one transaction.")
     frame: StompFrame = StompFrame()
-    listeners: dict[str, GatewayListener] = Field({"default": GatewayListener()})
+    listeners: Annotated[dict[str, GatewayListener], AfterValidator(_named)] = Field({"default": GatewayListener()})
 
-    @field_validator("listeners")
+
+class PredefinedTopic(Section):
+    """A topic that devices and the gateway know by its id without REGISTER."""
+
+    id: Whole = Field(ge=1, le=TOPIC_ID_MAX)
+    topic: str = Field(min_length=1)
+
+    @field_validator("topic")
     @classmethod
-    def _names(cls, value: dict[str, GatewayListener]) -> dict[str, GatewayListener]:
-        check_listener_names(value)
-        if not 1 <= len(value) <= GATEWAY_LISTENERS_MAX:
-            raise ValueError(f"allowed are 1 to {GATEWAY_LISTENERS_MAX} of them, not {len(value)}")
+    def _topic(cls, value: str) -> str:
+        try:
+            check_topic_name(value.encode(), LEVELS_MAX)
+        except MqttError as error:
+            raise ValueError(f"topic {value!r}: {error}") from None
         return value
+
+
+def _distinct(value: list[PredefinedTopic]) -> list[PredefinedTopic]:
+    if len({one.id for one in value}) < len(value):
+        raise ValueError("allowed is each id once")
+    return value
+
+
+class MqttSnGateway(Gateway):
+    """MQTT-SN 1.2."""
+
+    gateway_id: Whole = Field(1, ge=0, le=255, description="Id of the gateway in GWINFO and ADVERTISE.")
+    advertise_interval: Duration = Field(
+        0.0, ge=0, le=65535, description="Time between two ADVERTISE messages, in seconds; 900 s is usual. 0: none are sent."
+    )
+    advertise_to: Annotated[Bind, AfterValidator(_address)] = Field(
+        "255.255.255.255:1884", description="HOST:PORT that ADVERTISE is sent to, a broadcast or multicast address."
+    )
+    enable_qos3: bool = Field(False, description="Whether PUBLISH with QoS -1 is accepted, which needs no CONNECT.")
+    predefined: Annotated[
+        list[PredefinedTopic], AfterValidator(_distinct), Allowed("a list of tables with id (1 to 65534) and topic")
+    ] = Field([], max_length=10000, description="Predefined topic ids.")
+    retry_interval: Duration = Field(
+        10.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="Time after which a message without an answer is sent again (T_retry)."
+    )
+    max_retries: Whole = Field(
+        3, ge=0, le=10, description="How often it is sent again (N_retry) before its device counts as lost, or sleeps again."
+    )
+    max_inflight: Whole = Field(
+        16, ge=1, le=1000, description="Messages of a device that the broker has not acknowledged; further ones get congestion."
+    )
+    max_topics: Whole = Field(
+        256, ge=1, le=TOPIC_ID_MAX, description="Topics of a device that have an id; above it, the oldest is forgotten."
+    )
+    max_datagram_size: Size = Field(1400, ge=64, le=65507, description="Longest datagram in both directions.")
+    listeners: Annotated[dict[str, DatagramListener], AfterValidator(_named)] = Field({"default": DatagramListener()})
 
 
 class Gateways(Section):
     """Gateways for other protocols, in a process each."""
 
+    mqttsn: MqttSnGateway = MqttSnGateway()
     stomp: StompGateway = StompGateway()
 
     @property
-    def enabled(self) -> dict[str, StompGateway]:
+    def enabled(self) -> dict[str, MqttSnGateway | StompGateway]:
         """The gateways that run, by kind."""
         return {kind: gateway for kind, gateway in self if gateway.enable}
 
 
-def outer_listeners(settings: Any) -> Iterator[tuple[str, str, str, GatewayListener]]:
+def outer_listeners(settings: Any) -> Iterator[tuple[str, str, str, GatewayListener | DatagramListener]]:
     """Yields (kind, name, id, settings) of each listener of the gateways that run; the id is EMQX's, `stomp:tcp:default`."""
     for kind, gateway in settings.gateways.enabled.items():
         for name, one in gateway.listeners.items():
@@ -132,6 +224,11 @@ def inner_listeners(settings: Any, runtime_dir: Path) -> dict[str, Listener]:
             messages_rate=one.messages_rate, bytes_rate=one.bytes_rate,
         )  # fmt: skip
     return found
+
+
+def needs_mqttsn(settings: Any, listeners: Sequence[Any]) -> bool:
+    """Returns whether the process of the MQTT-SN gateway runs."""
+    return bool(settings.gateways.mqttsn.enable)
 
 
 def needs_stomp(settings: Any, listeners: Sequence[Any]) -> bool:

@@ -1,44 +1,23 @@
 """One device of a gateway: its own transport and the one to the broker, between them a session without I/O."""
 
 import asyncio
+from collections.abc import Callable
 from math import inf
-from typing import Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
-from shardbroker.gateways.proxy import encode_proxy_header
+from shardbroker.gateways.proxy import STREAM, encode_proxy_header
+from shardbroker.gateways.session import GatewaySession
 
-__all__ = ["Device", "Home", "Session"]
+__all__ = ["Device", "Home", "StreamDevice"]
 
 CLOSE_S = 5.0
 """Longest wait until a device has taken the last bytes sent to it."""
 CONNECT_S, AGAIN_S = 10.0, 0.05
 """Longest wait for the internal listener, and time between two attempts."""
-
-
-class Session(Protocol):
-    """What a session of a gateway's protocol has; shardbroker/gateways/stomp/session.py explains each."""
-
-    to_device: list[bytes]
-    to_broker: list[bytes]
-    wants_broker: bool
-    is_over: bool
-    is_device_slow: bool
-    is_broker_slow: bool
-    reason: str
-
-    @property
-    def client_id(self) -> str: ...
-    @property
-    def reads_device(self) -> bool: ...
-    @property
-    def reads_broker(self) -> bool: ...
-    @property
-    def deadline_s(self) -> float: ...
-    def from_device(self, data: bytes, now_s: float) -> None: ...
-    def from_broker(self, data: bytes, now_s: float) -> None: ...
-    def go_on(self, now_s: float) -> None: ...
-    def broker_lost(self, reason: str) -> None: ...
-    def end(self, reason: str) -> None: ...
-    def tick(self, now_s: float) -> None: ...
+CHANGE_S = 2.0
+"""Longest wait until the broker has closed a connection that is replaced by another one."""
+Peer = tuple[Any, ...]
+"""Address of a device as the socket has it: host, port and more for IPv6."""
 
 
 class Home(Protocol):
@@ -47,114 +26,103 @@ class Home(Protocol):
     broker_path: str
     """Path of the internal listener."""
 
-    def admits(self, device: "Device", peer: tuple[str, int]) -> bool:
+    def admits(self, device: "Device", peer: Peer) -> bool:
         """Whether the device may connect; counts it if so."""
 
-    def make_session(self, now_s: float) -> Session:
+    def make_session(self, now_s: float) -> GatewaySession:
         """Returns the session of a device that has connected."""
 
     def gone(self, device: "Device", reason: str) -> None:
-        """Notes the end of an admitted device; reason: the text of its ERROR, empty without one."""
+        """Notes the end of an admitted device; reason: the error that it got, empty without one."""
 
 
-class Device(asyncio.Protocol):
-    """One connection. Each side is read only while the session can handle what it has sent, and the other side takes the result."""
+class Device:
+    """A device of any transport. The broker is read only while the session can handle what it has sent."""
+
+    __slots__ = (
+        "_broker", "_home", "_is_broker_paused", "_is_dialed", "_loop", "_opening", "_own", "_reason", "_timer", "_timer_s", "peer",
+        "session",
+    )  # fmt: skip
+    transport: ClassVar[int] = STREAM
+    """In the PROXY header."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._broker: asyncio.Transport | None = None
+        self._broker: _BrokerSide | None = None
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = inf
-        self._is_admitted = self._is_paused = self._is_broker_paused = False
+        self._is_dialed = self._is_broker_paused = False
         self._reason = ""
-        self.peer: tuple[str, int] = ("", 0)
-        self.session: Session | None = None
+        self._own: Peer = ("", 0)
+        self.peer: Peer = ("", 0)
+        self.session: GatewaySession | None = None
 
-    # --- the device -----------------------------------------------------------------------------------------------------------
+    # --- for transports -------------------------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-        if peer is None or own is None:
-            self._transport.abort()  # it has gone again
-            return
-        self.peer = (peer[0], peer[1])
-        self._own = (own[0], own[1])
-        if not self._home.admits(self, self.peer):
-            self._transport.abort()
-            return
-        self._is_admitted = True
-        self.session = self._home.make_session(self._loop.time())
-        self._arm()
+    def _send(self, messages: list[bytes]) -> None:
+        """Sends messages of the session to the device."""
+        raise NotImplementedError
 
-    def data_received(self, data: bytes) -> None:
-        if self.session is not None:
-            self.session.from_device(data, self._loop.time())
-            self.flush()
+    def _leave(self) -> None:
+        """Ends the side of the device; its session is over."""
+        raise NotImplementedError
 
-    def pause_writing(self) -> None:
-        self._slow(True)
+    def _follow(self, session: GatewaySession) -> None:
+        """Pauses or resumes reading of the device as its session wants it."""
 
-    def resume_writing(self) -> None:
-        self._slow(False)
-
-    def _slow(self, is_slow: bool) -> None:
-        if self.session is not None:
-            self.session.is_device_slow = is_slow
-            if not is_slow:
-                self.session.go_on(self._loop.time())
-            self.flush()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        if self.session is not None:
-            self.session = None
-            self._drop_broker()
-        if self._is_admitted:
-            self._home.gone(self, self._reason)
-        if self._timer is not None:
-            self._timer.cancel()
+    def _begin(self, session: GatewaySession) -> None:
+        self.session = session
+        self._arm(session)
 
     # --- the broker -----------------------------------------------------------------------------------------------------------
 
-    async def _open(self) -> None:
+    async def _open(self, again: bool = False) -> None:
         try:
             async with asyncio.timeout(CONNECT_S):
-                transport = await self._connect()
+                broker = await self._connect()
         except (OSError, TimeoutError):
+            self._opening = None
             self.broker_lost("the broker is not available; try again")
             return
+        self._opening = None
         if self.session is None:
-            transport.abort()
+            broker.transport.abort()
             return
-        self._broker = transport
-        transport.write(encode_proxy_header(self.peer, self._own))
+        self._broker, self._is_broker_paused = broker, False
+        broker.transport.write(encode_proxy_header(self.peer[:2], self._own[:2], self.transport))
+        if again:
+            self.session.broker_changed()
         self.flush()
 
-    async def _connect(self) -> asyncio.Transport:
+    async def _connect(self) -> "_BrokerSide":
         """Waits for an internal listener that is not open yet: after a change of settings the supervisor opens it meanwhile."""
         while True:
             try:
-                transport, _ = await self._loop.create_unix_connection(lambda: _BrokerSide(self), self._home.broker_path)
+                _, side = await self._loop.create_unix_connection(lambda: _BrokerSide(self), self._home.broker_path)
             except (FileNotFoundError, ConnectionRefusedError):
                 await asyncio.sleep(AGAIN_S)
             else:
-                return transport
+                return side
 
     def broker_received(self, data: bytes) -> None:
         if self.session is not None:
             self.session.from_broker(data, self._loop.time())
             self.flush()
 
-    def broker_slow(self, is_slow: bool) -> None:
-        if self.session is not None:
-            self.session.is_broker_slow = is_slow
-            if not is_slow:
-                self.session.go_on(self._loop.time())
-            self.flush()
+    def slow(self, *, device: bool | None = None, broker: bool | None = None) -> None:
+        """Notes that a transport accepts no more for now, or again."""
+        session = self.session
+        if session is None:
+            return
+        if device is not None:
+            session.is_device_slow = device
+        if broker is not None:
+            session.is_broker_slow = broker
+        if not (device or broker):
+            session.go_on(self._loop.time())
+        self.flush()
 
     def broker_lost(self, reason: str = "the broker has closed the connection") -> None:
         self._broker = None
@@ -162,11 +130,21 @@ class Device(asyncio.Protocol):
             self.session.broker_lost(reason)
             self.flush()
 
+    def _change_broker(self, session: GatewaySession, broker: "_BrokerSide") -> None:
+        """Opens another connection once the broker has closed this one: so the end of the one is known before the other begins."""
+        session.changes_broker = False
+        self._broker = None
+        broker.leave(self._open_again)
+
+    def _open_again(self) -> None:
+        if self.session is not None:
+            self._opening = self._loop.create_task(self._open(again=True))
+
     def _drop_broker(self) -> None:
         """Closes the connection to the broker after the last bytes. Without DISCONNECT among them, the end counts as a failure."""
         broker, self._broker = self._broker, None
         if broker is not None:
-            broker.close()
+            broker.transport.close()
         if self._opening is not None:
             self._opening.cancel()
 
@@ -177,47 +155,46 @@ class Device(asyncio.Protocol):
         if self.session is not None:
             self.session.end(reason)
             self.flush()
-        elif self._transport is not None:
-            self._transport.abort()
 
     def flush(self) -> None:
         """Sends what the session has for both sides, and pauses the sides that it cannot handle now."""
-        session, transport = self.session, self._transport
-        if session is None or transport is None:
+        session = self.session
+        if session is None:
             return
-        if session.wants_broker and self._opening is None:
+        if session.wants_broker and not self._is_dialed:
+            self._is_dialed = True
             self._opening = self._loop.create_task(self._open())
-        if session.to_broker and self._broker is not None:
-            data = b"".join(session.to_broker)
-            session.to_broker.clear()
-            self._broker.write(data)
+        broker = self._broker
+        if broker is not None:
+            if session.to_broker:
+                data = session.to_broker[0] if len(session.to_broker) == 1 else b"".join(session.to_broker)
+                session.to_broker.clear()
+                broker.transport.write(data)
+            if session.changes_broker:
+                self._change_broker(session, broker)
         if session.to_device:
-            data = b"".join(session.to_device)
-            session.to_device.clear()
-            transport.write(data)
+            messages, session.to_device = session.to_device, []  # before sending, which may pause and flush again
+            self._send(messages)
             if self.session is not session:
                 return
         if session.is_over:
             self.session = None
+            self._reason = session.reason
             self._drop_broker()
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_later(CLOSE_S, transport.abort)
-            self._reason = session.reason
-            transport.close()
+            self._leave()
             return
-        if session.reads_device == self._is_paused:
-            self._is_paused = not self._is_paused
-            transport.pause_reading() if self._is_paused else transport.resume_reading()
-        if self._broker is not None and session.reads_broker == self._is_broker_paused:
+        self._follow(session)
+        broker = self._broker
+        if broker is not None and session.reads_broker == self._is_broker_paused:
             self._is_broker_paused = not self._is_broker_paused
-            self._broker.pause_reading() if self._is_broker_paused else self._broker.resume_reading()
-        self._arm()
+            broker.transport.pause_reading() if self._is_broker_paused else broker.transport.resume_reading()
+        self._arm(session)
 
-    def _arm(self) -> None:
+    def _arm(self, session: GatewaySession) -> None:
         """Sets the timer, unless one fires earlier anyway."""
-        assert self.session is not None
-        deadline_s = self.session.deadline_s
+        deadline_s = session.deadline_s
         if deadline_s >= self._timer_s:
             return
         if self._timer is not None:
@@ -232,20 +209,101 @@ class Device(asyncio.Protocol):
             self.flush()
 
 
+class StreamDevice(asyncio.Protocol, Device):
+    """A device that is connected by a stream. Each side is read only while the other side takes what follows from it."""
+
+    def __init__(self, home: Home) -> None:
+        super().__init__(home)
+        self._transport: asyncio.Transport | None = None
+        self._is_admitted = self._is_paused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        if peer is None or own is None:
+            self._transport.abort()  # it has gone again
+            return
+        self.peer, self._own = peer, own
+        if not self._home.admits(self, self.peer):
+            self._transport.abort()
+            return
+        self._is_admitted = True
+        self._begin(self._home.make_session(self._loop.time()))
+
+    def data_received(self, data: bytes) -> None:
+        if self.session is not None:
+            self.session.from_device(data, self._loop.time())
+            self.flush()
+
+    def pause_writing(self) -> None:
+        self.slow(device=True)
+
+    def resume_writing(self) -> None:
+        self.slow(device=False)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        if self.session is not None:
+            self.session = None
+            self._drop_broker()
+        if self._is_admitted:
+            self._home.gone(self, self._reason)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def end(self, reason: str) -> None:
+        if self.session is None and self._transport is not None:
+            self._transport.abort()
+        super().end(reason)
+
+    def _send(self, messages: list[bytes]) -> None:
+        if self._transport is not None:
+            self._transport.write(b"".join(messages))
+
+    def _leave(self) -> None:
+        if self._transport is not None:
+            self._timer = self._loop.call_later(CLOSE_S, self._transport.abort)
+            self._transport.close()
+
+    def _follow(self, session: GatewaySession) -> None:
+        if self._transport is not None and session.reads_device == self._is_paused:
+            self._is_paused = not self._is_paused
+            self._transport.pause_reading() if self._is_paused else self._transport.resume_reading()
+
+
 class _BrokerSide(asyncio.Protocol):
     """The connection of a device to the broker."""
 
+    __slots__ = ("_device", "_then", "transport")
+
     def __init__(self, device: Device) -> None:
-        self._device = device
+        self._device: Device | None = device
+        self._then: Callable[[], None] | None = None
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def leave(self, then: Callable[[], None]) -> None:
+        """Ignores what still arrives; calls `then` when the broker has closed the connection."""
+        self._device, self._then = None, then
+        self.transport.resume_reading()
+        asyncio.get_running_loop().call_later(CHANGE_S, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        self._device.broker_received(data)
+        if self._device is not None:
+            self._device.broker_received(data)
 
     def pause_writing(self) -> None:
-        self._device.broker_slow(True)
+        if self._device is not None:
+            self._device.slow(broker=True)
 
     def resume_writing(self) -> None:
-        self._device.broker_slow(False)
+        if self._device is not None:
+            self._device.slow(broker=False)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._device.broker_lost()
+        if self._device is not None:
+            self._device.broker_lost()
+        if self._then is not None:
+            self._then()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
+from math import inf
 from typing import Any
 
 import uvloop
@@ -21,9 +22,11 @@ import uvloop
 from acceptor.rules import AccessRules
 from acceptor.tls import TlsError, build_context, watched_files
 from shardbroker import __version__
-from shardbroker.config.gateways import GatewayListener, inner_listeners, outer_listeners, state_file
+from shardbroker.config.gateways import DatagramListener, GatewayListener, inner_listeners, outer_listeners, state_file
 from shardbroker.config.listeners import parse_address, unix_path
-from shardbroker.gateways.connection import Device, Session
+from shardbroker.gateways.connection import Device, Peer, StreamDevice
+from shardbroker.gateways.datagrams import RECEIVE_BUFFER, DatagramServer, Door
+from shardbroker.gateways.session import GatewaySession
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
 from shardbroker.stores.files import replace_file, stamp_of
@@ -31,8 +34,9 @@ from shm.counters import Counters, ProcessState
 from shm.in_force import InForce
 from shm.topology import Topology
 
-__all__ = ["MakeSession", "run"]
+__all__ = ["MakeDoor", "MakeSession", "run"]
 
+_Listening = GatewayListener | DatagramListener
 CLOSED_S = 0.05
 """After which a socket that was closed does not occupy its address."""
 RETRY_S = 5.0
@@ -47,21 +51,26 @@ REPORTED_A_SECOND = 10
 """Most log lines per second about single devices."""
 END_S = 1.0
 """Longest wait at the end of the process until devices have taken their last frame."""
-MakeSession = Callable[[Any, int, str, str, dict[str, int], float], Session]
+MakeSession = Callable[[Any, int, str, str, dict[str, int], float], GatewaySession]
 """(settings of the gateway, most levels of a topic, a client id, name of the server, counts, time) -> session of a new device."""
+MakeDoor = Callable[[Callable[[], Any], int, str, dict[str, int]], Door]
+"""(settings of the gateway in force, most levels of a topic, a client id, counts) -> door of a listener of datagrams."""
+Figures = tuple[str, ...]
 
 
-def run(topology: Topology, kind: str, make_session: MakeSession, figures: tuple[str, ...]) -> None:
-    """Serves until SIGTERM. figures: names of the counts that sessions make."""
+def run(topology: Topology, kind: str, make_session: MakeSession, figures: Figures, make_door: MakeDoor | None = None) -> None:
+    """Serves until SIGTERM. figures: names of the counts that sessions make. make_door: for listeners of datagrams."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_Gateway(topology, kind, make_session, figures).serve())
+        runner.run(_Gateway(topology, kind, make_session, figures, make_door).serve())
 
 
 class _Gateway:
-    """make_session: see MakeSession."""
+    """make_session, make_door: see MakeSession and MakeDoor."""
 
-    def __init__(self, topology: Topology, kind: str, make_session: MakeSession, figures: tuple[str, ...]) -> None:
-        self.kind, self.make_session = kind, make_session
+    def __init__(
+        self, topology: Topology, kind: str, make_session: MakeSession, figures: Figures, make_door: MakeDoor | None
+    ) -> None:
+        self.kind, self.make_session, self.make_door = kind, make_session, make_door
         self.topology = topology
         self._counters = Counters.attach(topology.counters_name)
         self._slot = topology.slot_of(f"gateway-{kind}")
@@ -76,6 +85,11 @@ class _Gateway:
     @property
     def settings(self) -> Any:
         return self._in_force.settings
+
+    @property
+    def own_settings(self) -> Any:
+        """Returns the settings of this gateway."""
+        return getattr(self.settings.gateways, self.kind)
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -180,22 +194,23 @@ class _Gateway:
 class _Outer:
     """One listener of the gateway, with its devices."""
 
-    def __init__(self, gateway: _Gateway, id: str, settings: GatewayListener, broker_path: str) -> None:
+    def __init__(self, gateway: _Gateway, id: str, settings: _Listening, broker_path: str) -> None:
         self._gateway = gateway
         self.id, self.broker_path = id, broker_path
-        self.server: asyncio.Server | None = None
+        self.server: asyncio.Server | DatagramServer | None = None
+        self.figures = gateway.figures
         self.problem = ""
         self.devices: set[Device] = set()
         self._stamps: tuple[Any, ...] = ()
         self.use(settings)
 
-    def use(self, settings: GatewayListener) -> None:
+    def use(self, settings: _Listening) -> None:
         """Takes other settings, for later connections."""
         self.settings = settings
         self._rules = AccessRules(settings.access_rules)
 
     @staticmethod
-    def address_of(settings: GatewayListener) -> tuple[Any, ...]:
+    def address_of(settings: _Listening) -> tuple[Any, ...]:
         """Returns the settings whose change needs another socket."""
         return settings.bind, settings.type, settings.tls
 
@@ -223,9 +238,12 @@ class _Outer:
         try:
             context: ssl.SSLContext | None = build_context(settings.tls, False) if settings.secure else None
             options = {"ssl": context, "ssl_handshake_timeout": settings.tls.handshake_timeout} if context is not None else {}
-            listening = _listen(settings.bind)
+            listening = _listen(settings.bind, isinstance(settings, DatagramListener))
             loop: Any = asyncio.get_running_loop()
-            self.server = await loop.create_server(lambda: Device(self), sock=listening, backlog=BACKLOG, **options)
+            if isinstance(settings, DatagramListener):
+                self.server = DatagramServer(self, self._make_door(), listening)
+            else:
+                self.server = await loop.create_server(lambda: StreamDevice(self), sock=listening, backlog=BACKLOG, **options)
         except (OSError, TlsError) as error:
             problem = f"{settings.bind}: {getattr(error, 'strerror', None) or error}"
             if problem != self.problem:
@@ -234,6 +252,12 @@ class _Outer:
             return
         self.problem = ""
         self._gateway.report("info", log_line("gateway listener opened", listener=self.id, bind=settings.bind))
+
+    def _make_door(self) -> Door:
+        gateway = self._gateway
+        assert gateway.make_door is not None
+        levels, name = gateway.settings.mqtt.max_topic_levels, self.id.replace(":", "-")
+        return gateway.make_door(lambda: gateway.own_settings, levels, name, gateway.figures)
 
     def stop(self) -> None:
         """Accepts no more; connections stay."""
@@ -249,9 +273,17 @@ class _Outer:
 
     # --- as devices see it ------------------------------------------------------------------------------------------------------
 
-    def admits(self, device: Device, peer: tuple[str, int]) -> bool:
+    @property
+    def is_full(self) -> bool:
+        return bool(self.settings.max_connections) and len(self.devices) >= self.settings.max_connections
+
+    @property
+    def max_unknown_rate(self) -> float:
+        return self.settings.max_unknown_rate if isinstance(self.settings, DatagramListener) else inf
+
+    def admits(self, device: Device, peer: Peer) -> bool:
         refusal = ""
-        if self.settings.max_connections and len(self.devices) >= self.settings.max_connections:
+        if self.is_full:
             refusal = f"max_connections = {self.settings.max_connections} is reached"
         elif not self._rules.open and not self._rules.allow(_packed(peer[0])):
             refusal = "access_rules"
@@ -263,11 +295,11 @@ class _Outer:
         self.devices.add(device)
         return True
 
-    def make_session(self, now_s: float) -> Session:
+    def make_session(self, now_s: float) -> GatewaySession:
         gateway = self._gateway
         settings = gateway.settings
         return gateway.make_session(
-            getattr(settings.gateways, gateway.kind), settings.mqtt.max_topic_levels, f"{gateway.kind}-{secrets.token_hex(10)}",
+            gateway.own_settings, settings.mqtt.max_topic_levels, f"{gateway.kind}-{secrets.token_hex(10)}",
             f"shardbroker/{__version__}", gateway.figures, now_s,
         )  # fmt: skip
 
@@ -278,16 +310,21 @@ class _Outer:
                 "gateway client disconnected", listener=self.id, peer=_shown(device.peer), reason=reason[:200]))
 
 
-def _listen(bind: str) -> socket.socket:
+def _listen(bind: str, for_datagrams: bool) -> socket.socket:
     """Returns a bound socket. Raises OSError."""
     host, port = parse_address(bind)
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    one = socket.socket(family, socket.SOCK_STREAM)
+    kind = socket.SOCK_DGRAM if for_datagrams else socket.SOCK_STREAM
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)[0]
+    one = socket.socket(family, kind)
     try:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # A device without heart-beats whose network has gone is found by the kernel.
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if for_datagrams:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        else:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # A device without heart-beats whose network has gone is found by the kernel.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         one.bind(address)
         one.setblocking(False)
     except OSError:
@@ -302,5 +339,5 @@ def _packed(host: str) -> bytes:
     return bytes((mapped or address).packed)
 
 
-def _shown(peer: tuple[str, int]) -> str:
+def _shown(peer: Peer) -> str:
     return f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"

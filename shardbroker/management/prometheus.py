@@ -257,9 +257,15 @@ def _gateways(gateways: Iterable[dict[str, Any]]) -> Iterator[str]:
         ("messages_dropped", "Messages that no subscription of the device took, or QoS 0 beyond its window."),
         ("errors", "Connections that the gateway has ended with an error."),
         ("timeouts", "Connections without a timely CONNECT or heart-beat."),
+        ("retries", "Messages sent to devices again, since they were not acknowledged."),
+        ("duplicates", "Messages of devices that were received before."),
+        ("malformed", "Datagrams that are no message of the protocol, or too long."),
+        ("unknown_dropped", "Datagrams of unknown senders above max_unknown_rate."),
+        ("lost", "Datagrams that the kernel did not take."),
     ):
-        rows = [({"gateway": one["name"]}, one["figures"].get(name, 0)) for one in enabled]
-        yield from _family(f"gateway_{name}", "counter", text, rows)
+        rows = [({"gateway": one["name"]}, one["figures"][name]) for one in enabled if name in one["figures"]]
+        if rows:
+            yield from _family(f"gateway_{name}", "counter", text, rows)
 
 
 def _histogram(counters: Counters, name: str) -> Iterator[str]:

@@ -185,7 +185,11 @@ def _of_sink(key: str, error: Exception) -> Finding:
 
 def _certificates(settings: Settings) -> Iterator[Finding]:
     listeners: dict[str, Listener | GatewayListener] = {f"listeners.{name}": one for name, one in settings.listeners.items()}
-    listeners |= {f"gateways.{kind}.listeners.{name}": one for kind, name, _, one in outer_listeners(settings)}
+    listeners |= {
+        f"gateways.{kind}.listeners.{name}": one
+        for kind, name, _, one in outer_listeners(settings)
+        if isinstance(one, GatewayListener)
+    }
     for name, one in listeners.items():
         if one.secure:
             try:
@@ -213,7 +217,9 @@ def _addresses(settings: Settings) -> Iterator[Finding]:
     if "LISTEN_FDS" in os.environ:
         return  # sockets of the service manager are already listening, on any address
     bound = {f"listeners.{name}.bind": one.bind for name, one in settings.listeners.items()}
-    bound |= {f"gateways.{kind}.listeners.{name}.bind": one.bind for kind, name, _, one in outer_listeners(settings)}
+    gateways = {f"gateways.{kind}.listeners.{name}.bind": one for kind, name, _, one in outer_listeners(settings)}
+    bound |= {key: one.bind for key, one in gateways.items()}
+    over_udp = {key for key, one in gateways.items() if one.type == "udp"}
     if settings.cluster.enable:
         bound["cluster.link.bind"] = settings.cluster.link_bind
     for key, bind in (("api.bind", settings.api.bind), ("prometheus.bind", settings.prometheus.bind)):
@@ -221,7 +227,8 @@ def _addresses(settings: Settings) -> Iterator[Finding]:
             bound[key] = bind
     earlier: list[tuple[str, str]] = []
     for key, bind in bound.items():
-        other = next((one for one, address in earlier if _meet(address, bind)), None)
+        rivals = (one for one, address in earlier if _meet(address, bind) and (one in over_udp) == (key in over_udp))
+        other = next(rivals, None)
         if other is not None:
             yield Finding(key, f"{key}: must be an address of its own, got {bind!r}, which {other} = {bound[other]!r} has")
         earlier.append((key, bind))

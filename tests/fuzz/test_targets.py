@@ -4,6 +4,7 @@ Reads beyond a packet are AddressSanitizer's matter: `python -m fuzz.run` reads 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,8 @@ def put_fault(name: str, target: Any, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(target, "open_record", changed(target.open_record, lambda found: (found[0] + 1, *found[1:])))
     elif name == "journal":
         patch.setattr(target, "crc32", lambda data: 0)
+    elif name == "mqttsn":
+        patch.setattr(target, "decode", changed(target.decode, lambda found: replace(found, data=found.data + b"!")))
     elif name == "packets":
         patch.setattr(target, "decode", changed(target.decode, wrong_end))
     elif name == "peek":

@@ -1,4 +1,4 @@
-"""A broker with three workers and the STOMP gateway, and one with a user and limits."""
+"""Brokers with three workers and a gateway."""
 
 import itertools
 import time
@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 
 from shardbroker.control import Control
+from tests.gateways.mqttsn_client import MqttSnClient
 from tests.gateways.stomp_client import StompClient
 from tests.harness import Broker, free_port, until
 
 
 class GatewayBroker(Broker):
-    """`stomp`: settings below `gateways.stomp`; None: not set."""
+    """`gateway`: settings below `gateways.<kind>`; None: not set."""
 
-    def __init__(self, workers: int = 3, stomp: dict[str, Any] | None = None, **settings: Any) -> None:
+    def __init__(self, workers: int = 3, gateway: dict[str, Any] | None = None, kind: str = "stomp", **settings: Any) -> None:
         self.at = "127.0.0.1", free_port()
-        own = {"enable": "true", "listeners.default.bind": f"127.0.0.1:{self.at[1]}"} | (stomp or {})
+        own = {"enable": "true", "listeners.default.bind": f"127.0.0.1:{self.at[1]}"} | (gateway or {})
         named = {name.replace("__", "."): value for name, value in settings.items()}
-        super().__init__(workers, {**{f"gateways.stomp.{key}": value for key, value in own.items() if value is not None}, **named})
+        super().__init__(workers, {**{f"gateways.{kind}.{key}": value for key, value in own.items() if value is not None}, **named})
 
     def stomp(self) -> StompClient:
         """A connection, as soon as the gateway listens."""
@@ -31,6 +32,14 @@ class GatewayBroker(Broker):
                 if time.monotonic() > deadline_s:
                     raise
                 time.sleep(0.02)
+
+    def mqttsn(self, head: bytes = b"", source: str = "") -> MqttSnClient:
+        """A device, which is not connected yet."""
+        return MqttSnClient(self.at, head, source)
+
+    def figures(self, kind: str) -> dict[str, int]:
+        found: dict[str, int] = self.ctl("gateways show", name=kind)["figures"]
+        return found
 
     def ctl(self, verb: str, **params: Any) -> Any:
         with Control(self.data_dir) as control:
@@ -45,7 +54,15 @@ class GatewayBroker(Broker):
 
 @pytest.fixture(scope="session")
 def gateway() -> Iterator[GatewayBroker]:
-    with GatewayBroker(stomp={"idle_timeout": "2s"}) as broker:
+    with GatewayBroker(gateway={"idle_timeout": "2s"}) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def sn() -> Iterator[GatewayBroker]:
+    predefined = '[{ id = 7, topic = "pre/seven" }]'
+    settings = {"enable_qos3": "true", "predefined": predefined, "gateway_id": 9}
+    with GatewayBroker(3, settings, "mqttsn") as broker:
         yield broker
 
 

@@ -22,6 +22,11 @@ from tests.harness import Client, free_port, until
 pytestmark = pytest.mark.own_broker
 
 
+def row_of(broker: GatewayBroker) -> dict[str, Any]:
+    """The gateway in `gateways list`."""
+    return next(row for row in broker.ctl("gateways list")["data"] if row["name"] == "stomp")
+
+
 # --- kill -9 ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +148,7 @@ def test_connections_above_the_limit_are_closed() -> None:
             with broker.stomp() as third:
                 assert third.recv() is None
             broker.wait_for_log("gateway client refused", "max_connections = 2 is reached")
-        until(lambda: broker.ctl("gateways list")["data"][0]["current_connections"] == 0)
+        until(lambda: row_of(broker)["current_connections"] == 0)
         with broker.stomp() as again:
             again.connect()
 
@@ -239,13 +244,13 @@ def test_tls(tmp_path: Path) -> None:
 def test_it_starts_and_stops_while_the_broker_runs(name: str) -> None:
     with GatewayBroker(2, {"enable": None}) as broker:
         assert broker.child_pids("gateway") == []
-        assert broker.ctl("gateways list")["data"][0]["status"] == "unloaded"
+        assert row_of(broker)["status"] == "unloaded"
         for _ in range(2):
             broker.ctl("gateways enable", name="stomp", enable=True)
             client = broker.stomp()
             client.connect(client_id=name)
             client.done("SEND", destination="a")
-            until(lambda: broker.ctl("gateways list")["data"][0]["status"] == "running")
+            until(lambda: row_of(broker)["status"] == "running")
             broker.ctl("gateways enable", name="stomp", enable=False)
             client.expect_error()
             until(lambda: _closed(broker.at))
@@ -255,7 +260,7 @@ def test_a_setting_of_the_command_line_cannot_be_changed() -> None:
     with GatewayBroker(1) as broker:
         with pytest.raises(ControlError, match="must be changed where it is set, by --set"):
             broker.ctl("gateways enable", name="stomp", enable=False)
-        assert broker.ctl("gateways list")["data"][0]["status"] != "unloaded"
+        assert row_of(broker)["status"] != "unloaded"
 
 
 def _closed(at: tuple[str, int]) -> bool:
@@ -292,7 +297,7 @@ def test_an_address_in_use_is_an_alarm() -> None:
         with GatewayBroker(1, {"listeners.default.bind": f"127.0.0.1:{port}"}) as broker:
             broker.wait_for_log("gateway listener not opened", "listener=stomp:tcp:default")
             broker.wait_for_log("alarm activated", "gateway_listener_failed")
-            row = until(lambda: broker.ctl("gateways list")["data"][0])["listeners"][0]
+            row = until(lambda: row_of(broker))["listeners"][0]
             assert not row["running"] and "in use" in row["problem"]
             taken.close()
             broker.wait_for_log("alarm deactivated", "gateway_listener_failed")
@@ -326,7 +331,7 @@ def test_rest_and_metrics(name: str) -> None:
     with ApiBroker(2, settings) as broker:
         rest = Rest.logged_in(broker)
         rest.good("PUT", "/gateways/stomp/enable/true")
-        until(lambda: rest.good("GET", "/gateways")[0]["status"] == "running")
+        until(lambda: rest.good("GET", "/gateways")[-1]["status"] == "running")
         until(lambda: not _closed(("127.0.0.1", port)))
         with StompClient(("127.0.0.1", port)) as client:
             client.connect(client_id=name)
@@ -343,4 +348,4 @@ def test_rest_and_metrics(name: str) -> None:
             assert rest.refused("GET", "/gateways/coap") == (404, "NOT_FOUND")
             rest.good("PUT", "/gateways/stomp/enable/false")
             client.expect_error("the")
-        assert rest.good("GET", "/gateways")[0]["status"] == "unloaded"
+        assert rest.good("GET", "/gateways")[-1]["status"] == "unloaded"

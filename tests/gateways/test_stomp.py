@@ -549,7 +549,7 @@ def test_the_broker_knows_address_and_listener(gateway: GatewayBroker, name: str
         assert (row["listener"], row["proto_name"]) == ("stomp:tcp:default", "STOMP")
         rows = gateway.ctl("gateways clients", name="stomp")["data"]
         assert name in [one["clientid"] for one in rows]
-        until(lambda: gateway.ctl("gateways list")["data"][0]["current_connections"] >= 1, "not counted")
+        until(lambda: gateway.ctl("gateways list")["data"][-1]["current_connections"] >= 1, "not counted")
         gateway.ctl("clients kick", clientids=[name])
         client.expect_error("the broker has ended the session")
 

@@ -16,14 +16,14 @@ from math import inf
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from shardbroker.gateways.session import VERSION, WINDOW, GatewaySession, reason_text
 from shardbroker.gateways.stomp.codec import V10, V11, V12, Frame, FrameReader, StompError, encode_frame
-from shardbroker.mqtt.batches import encode_publishes, split_packets
+from shardbroker.mqtt.batches import encode_publishes
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import (
     Connack,
     Connect,
     Disconnect,
-    Pingreq,
     Puback,
     Publish,
     Suback,
@@ -32,19 +32,13 @@ from shardbroker.mqtt.packets import (
     Unsubscribe,
     encode_properties,
 )  # fmt: skip
-from shardbroker.mqtt.spec import FAILURE, REASON_CODES, PacketType, PropertyId, ReasonCode
+from shardbroker.mqtt.spec import FAILURE, PacketType, PropertyId, ReasonCode
 from shardbroker.mqtt.topics import check_topic_filter, check_topic_name, matches
 
 __all__ = ["FIGURES", "StompSession"]
 
-VERSION = 5
 VERSIONS = (V12, V11, V10)
 """The highest common one is used."""
-PACKET_MAX = 268_435_455
-"""Largest packet of MQTT, bytes."""
-WINDOW = 1000
-"""Messages of a client without PUBACK, and subscriptions without SUBACK or UNSUBACK; above it, the client is not read."""
-IDS = 65_535
 IDENTIFIERS = 268_435_455
 """Subscription Identifiers (MQTT 5.0 §3.8.2.1.2)."""
 ORPHAN_BYTES = 1 << 20
@@ -114,34 +108,21 @@ class _Subscription:
     """Deliveries that the client has not acknowledged, by `ack`, oldest first."""
 
 
-class StompSession:
+class StompSession(GatewaySession):
     """settings: `gateways.stomp`. levels: most levels of a topic. fallback_id: client id without a header `client-id`. figures:
     counts by name (FIGURES), shared by all sessions.
-
-    After each call, the shell sends `to_device` and `to_broker` and empties both. `wants_broker`: the connection to the broker is
-    to be opened. `is_over`: both connections are to be closed once that is sent.
     """
 
     def __init__(self, settings: Any, levels: int, fallback_id: str, server: str, figures: dict[str, int], now_s: float) -> None:
+        super().__init__(figures, now_s)
         frame = settings.frame
         self._settings, self._levels, self._fallback_id, self._server = settings, levels, fallback_id, server
-        self._figures = figures
         self._reader = FrameReader(frame.max_headers, frame.max_headers_length, frame.max_body_length)
-        self.to_device: list[bytes] = []
-        self.to_broker: list[bytes] = []
-        self.wants_broker = self.is_over = False
-        self.is_device_slow = self.is_broker_slow = False
-        """Set by the shell while a transport accepts no more."""
-        self.reason = ""
-        """Text of the ERROR that has ended the connection."""
         self._version = V10
-        self._is_connected = self._is_leaving = False
+        self._is_leaving = False
         self._leave_receipt: str | None = None
-        self._received = b""
         self._client_id = ""
-        self._room = WINDOW
-        self._packet_max = PACKET_MAX
-        self._last_id = self._last_ack = 0
+        self._last_ack = 0
         self._works: dict[int, _Work] = {}
         """By packet id of PUBLISH."""
         self._requests: dict[int, tuple[_Work, _Filter]] = {}
@@ -160,8 +141,6 @@ class StompSession:
         self._connect_until_s: float = now_s + settings.idle_timeout
         self._heard_s = self._sent_s = now_s
         self._device_beat_s = self._own_beat_s = inf
-        self._ping_s, self._pinged_s = inf, now_s
-        self._now_s = now_s
 
     # --- what the shell calls -------------------------------------------------------------------------------------------------
 
@@ -183,8 +162,8 @@ class StompSession:
     def deadline_s(self) -> float:
         """Returns when tick() has something to do."""
         return min(
-            self._connect_until_s, self._orphans_until_s, self._heard_s + self._device_beat_s, self._sent_s + self._own_beat_s,
-            self._pinged_s + self._ping_s,
+            super().deadline_s, self._connect_until_s, self._orphans_until_s, self._heard_s + self._device_beat_s,
+            self._sent_s + self._own_beat_s,
         )  # fmt: skip
 
     def from_device(self, data: bytes, now_s: float) -> None:
@@ -206,33 +185,6 @@ class StompSession:
                 self._handle(frame)
         except StompError as error:
             self._fail(str(error), error.receipt)
-
-    def from_broker(self, data: bytes, now_s: float) -> None:
-        """Handles received bytes of the broker."""
-        self._now_s = now_s
-        if self.is_over:
-            return
-        try:
-            data = self._received + data
-            packets, used = split_packets(data, VERSION, PACKET_MAX)
-            self._received = data[used:]
-            for packet in packets:
-                self._take(packet)
-                if self.is_over:
-                    return
-        except MqttError as error:  # the broker is ours: a fault in this file
-            self._fail(f"internal error: {error}")
-        self.go_on(now_s)
-
-    def broker_lost(self, reason: str) -> None:
-        """Notes that the connection to the broker has ended, or was not opened."""
-        if not self.is_over:
-            self._fail(reason)
-
-    def end(self, reason: str) -> None:
-        """Ends the connection from this side, with an ERROR frame."""
-        if not self.is_over:
-            self._fail(reason)
 
     def tick(self, now_s: float) -> None:
         """Does what is due."""
@@ -257,8 +209,7 @@ class StompSession:
         else:
             if now_s >= self._sent_s + self._own_beat_s:
                 self._to_device(b"\n")
-            if now_s >= self._pinged_s + self._ping_s:
-                self._to_broker(Pingreq().encode(VERSION))
+            super().tick(now_s)
 
     # --- frames of the device -------------------------------------------------------------------------------------------------
 
@@ -308,8 +259,7 @@ class StompSession:
             VERSION, self._client_id.encode(), cleans, 0, None if login is None else login.encode(),
             None if passcode is None else passcode.encode(), properties=properties,
         )  # fmt: skip
-        self._to_broker(connect.encode(VERSION))
-        self.wants_broker = True
+        self._dial(connect.encode(VERSION))
         self._connect_until_s = self._now_s + self._settings.idle_timeout
 
     def _beats(self, text: str) -> None:
@@ -358,7 +308,7 @@ class StompSession:
             work, message = self._waiting.popleft()
             packet_id = 0
             if message.flags & 6:
-                packet_id = self._next_id()
+                packet_id = self._next_id(self._works, self._requests)
                 self._works[packet_id] = work
             self._to_broker(encode_publishes([(message.flags, packet_id, *message[1:])], VERSION))
             if not packet_id:
@@ -385,7 +335,7 @@ class StompSession:
         work = _Work(receipt, f"SUBSCRIBE to {destination}")
         if found is None:
             found = self._filters[text] = self._new_filter(text)
-            packet_id = self._next_id()
+            packet_id = self._next_id(self._works, self._requests)
             properties = {PropertyId.SUBSCRIPTION_IDENTIFIER: [found.identifier]}
             self._to_broker(Subscribe(packet_id, [(text, SUBSCRIBE_OPTIONS)], properties).encode(VERSION))
             self._requests[packet_id] = work, found
@@ -421,7 +371,7 @@ class StompSession:
             self._answered(work)
             return
         del self._filters[shared.text]
-        packet_id = self._next_id()
+        packet_id = self._next_id(self._works, self._requests)
         self._to_broker(Unsubscribe(packet_id, [shared.text]).encode(VERSION))
         self._requests[packet_id] = work, shared
 
@@ -520,18 +470,14 @@ class StompSession:
         elif type(packet) is Connack:
             self._accepted(packet)
         elif type(packet) is Disconnect:
-            self._fail(f"the broker has ended the session: {_reason(packet.reason_code, packet.properties)}")
+            self._fail(f"the broker has ended the session: {reason_text(packet.reason_code, packet.properties)}")
 
     def _accepted(self, connack: Connack) -> None:
-        properties = connack.properties or {}
         if connack.reason_code:
-            self._fail(f"the broker rejects the client: {_reason(connack.reason_code, properties)}")
+            self._fail(f"the broker rejects the client: {reason_text(connack.reason_code, connack.properties)}")
             return
-        self._is_connected, self._connect_until_s = True, inf
-        self._room = min(WINDOW, properties.get(PropertyId.RECEIVE_MAXIMUM, IDS))
-        self._packet_max = properties.get(PropertyId.MAXIMUM_PACKET_SIZE, PACKET_MAX)
-        if properties.get(PropertyId.SERVER_KEEP_ALIVE):
-            self._ping_s, self._pinged_s = properties[PropertyId.SERVER_KEEP_ALIVE] / 2, self._now_s
+        super()._accepted(connack)
+        self._connect_until_s = inf
         from_device, from_us = self._beat_ms
         headers = [("version", self._version), ("session", self._client_id), ("server", self._server), ("heart-beat", self._agreed)]
         self._frame("CONNECTED", headers)
@@ -542,7 +488,7 @@ class StompSession:
     def _answered(self, work: _Work, code: int = 0) -> None:
         """Notes one answer of the broker to what a client waits for."""
         if code >= FAILURE:
-            self._fail(f"{work.what}: {_reason(code, None)}", work.receipt)
+            self._fail(f"{work.what}: {reason_text(code)}", work.receipt)
             return
         work.left -= 1
         if not work.left:
@@ -620,14 +566,6 @@ class StompSession:
 
     # --- output ---------------------------------------------------------------------------------------------------------------
 
-    def _next_id(self) -> int:
-        number = self._last_id
-        while True:
-            number = number + 1 if number < IDS else 1
-            if number not in self._works and number not in self._requests:
-                self._last_id = number
-                return number
-
     def _receipt(self, receipt: str | None) -> None:
         if receipt is not None:
             self._frame("RECEIPT", [("receipt-id", receipt)])
@@ -655,18 +593,8 @@ class StompSession:
         self.to_device.append(data)
         self._sent_s = self._now_s
 
-    def _to_broker(self, data: bytes) -> None:
-        self.to_broker.append(data)
-        self._pinged_s = self._now_s
-
 
 _HANDLERS = {
     "SEND": "_send", "SUBSCRIBE": "_subscribe", "UNSUBSCRIBE": "_unsubscribe", "ACK": "_acknowledge", "NACK": "_acknowledge",
     "BEGIN": "_begin", "COMMIT": "_end_transaction", "ABORT": "_end_transaction", "DISCONNECT": "_disconnect",
 }  # fmt: skip
-
-
-def _reason(code: int, properties: dict[int, Any] | None) -> str:
-    name = REASON_CODES[code][0].replace("_", " ") if code in REASON_CODES else f"reason code 0x{code:02x}"
-    text = (properties or {}).get(PropertyId.REASON_STRING, b"").decode(errors="replace")
-    return f"{name}: {text}" if text else str(name)

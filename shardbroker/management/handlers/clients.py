@@ -21,6 +21,8 @@ KICKS_AT_ONCE = 100
 """Clients in one command."""
 
 Record = dict[str, Any]
+GATEWAY_NAMES = {"mqttsn": "MQTT-SN"}
+"""Names of protocols that are not the capitals of their gateway's."""
 
 
 @handles("clients list")
@@ -123,7 +125,7 @@ def client_row(record: Record, worker: int) -> dict[str, Any]:
 def protocol_name(record: Record) -> str:
     """Returns the name in CONNECT, or the protocol of a gateway: its listeners are named `stomp:tcp:default`."""
     gateway, colon, _ = (record.get("listener") or "").partition(":")
-    return gateway.upper() if colon else "MQIsdp" if record.get("version") == 3 else "MQTT"
+    return GATEWAY_NAMES.get(gateway, gateway.upper()) if colon else "MQIsdp" if record.get("version") == 3 else "MQTT"
 
 
 def expiry(seconds: int) -> int | str:

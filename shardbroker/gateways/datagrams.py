@@ -1,0 +1,267 @@
+"""A listener of datagrams: devices by their address, and a bound on what unknown senders can cause.
+
+A sender is unknown until one of its datagrams opens a device. What it may get and cause before is decided by a door without I/O
+(`Door`); datagrams above `max_unknown_rate` are dropped unread. A device that has sent nothing since it was accepted may be one of
+a forged address: when `max_connections` is reached, the oldest of them makes place for a new one.
+"""
+
+import asyncio
+import socket
+from enum import Enum, auto
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from shardbroker.gateways.connection import Device, Home, Peer
+from shardbroker.gateways.proxy import DATAGRAM
+from shardbroker.gateways.session import GatewaySession
+
+__all__ = ["DatagramHome", "DatagramServer", "Door", "Knock", "Verdict"]
+
+BATCH = 64
+"""Datagrams that are read at a time."""
+RECEIVE_BUFFER = 4 << 20
+"""Bytes that wait in the socket while this process is busy; the kernel caps it with net.core.rmem_max."""
+
+
+class Verdict(Enum):
+    """What becomes of a datagram of an unknown sender."""
+
+    DROP = auto()
+    OPEN = auto()
+    """The sender becomes a device."""
+    PUBLISH = auto()
+    """It is a message for which no connection is needed."""
+
+
+class Knock(NamedTuple):
+    """The verdict, and the answer to the sender, which is never longer than what it has sent; empty: none."""
+
+    verdict: Verdict
+    answer: bytes = b""
+
+
+class Door(Protocol):
+    """What a protocol decides about datagrams before there is a device."""
+
+    busy: bytes
+    """Answer to a datagram that would open a device if there were place for it."""
+
+    @property
+    def max_size(self) -> int:
+        """Longest datagram that is accepted, bytes."""
+
+    def split(self, data: bytes) -> tuple[bytes, bytes, bytes] | None:
+        """Returns the head that an answer has to have, the name of the device behind that address, and the message; None for
+        another kind of datagram."""
+
+    def knock(self, message: bytes) -> Knock:
+        """Returns what becomes of a message of an unknown sender."""
+
+    def advertisement(self) -> tuple[bytes, str, float] | None:
+        """Returns a datagram that is sent at intervals, its address (HOST:PORT) and the interval, seconds; None: none."""
+
+    def make_publisher(self, now_s: float) -> GatewaySession:
+        """Returns a session that publishes what needs no connection."""
+
+
+class DatagramHome(Home, Protocol):
+    """The listener of a gateway as its datagrams see it."""
+
+    figures: dict[str, int]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more devices are admitted."""
+
+    @property
+    def max_unknown_rate(self) -> float:
+        """Datagrams of unknown senders per second."""
+
+
+class DatagramDevice(Device):
+    """A device that is known by its address, and behind a forwarder by its node id too."""
+
+    __slots__ = ("_head", "_name", "_server", "is_silent", "key")
+    transport: ClassVar[int] = DATAGRAM
+
+    def __init__(self, server: "DatagramServer", home: Home, key: Any, peer: Peer, head: bytes) -> None:
+        super().__init__(home)
+        self._server, self._head, self._own = server, head, server.own
+        self.key, self.peer = key, peer
+        self._name = ""
+        self.is_silent = True
+        """It has sent nothing since it was accepted."""
+
+    def open(self, message: bytes) -> None:
+        """Begins with the message that has opened the device."""
+        now_s = self._loop.time()
+        self._begin(self._home.make_session(now_s))
+        self.received(message, now_s)
+
+    def received(self, message: bytes, now_s: float) -> None:
+        if self.session is not None:
+            self.session.from_device(message, now_s)
+
+    def _send(self, messages: list[bytes]) -> None:
+        for one in messages:
+            self._server.send(self._head + one if self._head else one, self.peer)
+
+    def _follow(self, session: GatewaySession) -> None:
+        if session.is_accepted and session.client_id != self._name:
+            self._name = self._server.rename(self, self._name, session.client_id)
+
+    def _leave(self) -> None:
+        self._server.forget(self, self._name)
+        self._home.gone(self, self._reason)
+
+
+class _Publisher(Device):
+    """The session that publishes what needs no connection."""
+
+    __slots__ = ()
+    transport: ClassVar[int] = DATAGRAM
+
+    def __init__(self, home: Home, own: Peer, session: GatewaySession) -> None:
+        super().__init__(home)
+        self.peer = self._own = own
+        self._begin(session)
+
+    def _send(self, messages: list[bytes]) -> None:
+        """There is no device."""
+
+    def _leave(self) -> None:
+        """There is no device."""
+
+
+class DatagramServer:
+    """One bound socket."""
+
+    def __init__(self, home: DatagramHome, door: Door, listening: socket.socket) -> None:
+        self._home, self._door, self._socket = home, door, listening
+        self._loop = asyncio.get_running_loop()
+        self.own: Peer = listening.getsockname()
+        self.devices: dict[Any, DatagramDevice] = {}
+        self._names: dict[str, DatagramDevice] = {}
+        """Devices by client id."""
+        self._silent: dict[DatagramDevice, None] = {}
+        """Devices that have sent nothing since they were accepted, oldest first."""
+        self._publisher: _Publisher | None = None
+        self._tokens, self._filled_s = home.max_unknown_rate, self._loop.time()
+        self._advertiser = self._loop.create_task(self._advertise())
+        self._loop.add_reader(listening, self._read)
+
+    def close(self) -> None:
+        """Ends all devices, which get no datagrams without this socket."""
+        self._advertiser.cancel()
+        self._loop.remove_reader(self._socket)
+        for device in [*self.devices.values(), self._publisher]:
+            if device is not None:
+                device.end("the listener is closed")
+        self._socket.close()
+
+    def send(self, data: bytes, peer: Peer) -> None:
+        """Sends a datagram. If the kernel does not take it, it is lost, as any datagram may be."""
+        try:
+            self._socket.sendto(data, peer)
+        except OSError:
+            self._home.figures["lost"] += 1
+
+    def rename(self, device: DatagramDevice, old: str, new: str) -> str:
+        """Notes the client id that a device is accepted with, and ends one that has had it at another address."""
+        if self._names.get(old) is device:
+            del self._names[old]
+        rival = self._names.get(new)
+        self._names[new] = device
+        if rival is not None and rival is not device:
+            rival.broker_lost("the client has connected from another address")
+        return new
+
+    def forget(self, device: DatagramDevice, name: str) -> None:
+        """Drops a device that has ended."""
+        if self._names.get(name) is device:
+            del self._names[name]
+        if self.devices.get(device.key) is device:
+            del self.devices[device.key]
+        self._silent.pop(device, None)
+
+    # --- reading --------------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Handles the datagrams that are there, at most BATCH, then sends what follows from them."""
+        touched: dict[Device, None] = {}
+        receive, size, now_s = self._socket.recvfrom, self._door.max_size + 1, self._loop.time()
+        for _ in range(BATCH):
+            try:
+                data, peer = receive(size)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                continue  # an earlier datagram could not be delivered
+            device = self._handle(data, peer, now_s)
+            if device is not None:
+                touched[device] = None
+        for device in touched:
+            device.flush()
+
+    def _handle(self, data: bytes, peer: Peer, now_s: float) -> Device | None:
+        found = self._door.split(data)
+        if found is None:
+            self._home.figures["malformed"] += 1
+            return None
+        head, node, message = found
+        key = (peer, node) if node else peer
+        device = self.devices.get(key)
+        if device is None:
+            return self._unknown(key, head, message, peer, now_s)
+        if device.is_silent and device.session is not None and device.session.is_accepted:
+            device.is_silent = False
+            self._silent.pop(device, None)
+        device.received(message, now_s)
+        return device
+
+    def _unknown(self, key: Any, head: bytes, message: bytes, peer: Peer, now_s: float) -> Device | None:
+        rate = self._home.max_unknown_rate
+        self._tokens = min(rate, self._tokens + (now_s - self._filled_s) * rate) if rate != float("inf") else rate
+        self._filled_s = now_s
+        if self._tokens < 1:
+            self._home.figures["unknown_dropped"] += 1
+            return None
+        self._tokens -= 1
+        knock = self._door.knock(message)
+        if knock.verdict is Verdict.OPEN:
+            return self._open(key, head, message, peer)
+        if knock.verdict is Verdict.PUBLISH:
+            publisher = self._publisher
+            if publisher is None or publisher.session is None:
+                publisher = self._publisher = _Publisher(self._home, self.own, self._door.make_publisher(now_s))
+            if publisher.session is not None:
+                publisher.session.from_device(message, now_s)
+            return publisher
+        if knock.answer:
+            self.send(head + knock.answer, peer)
+        return None
+
+    def _open(self, key: Any, head: bytes, message: bytes, peer: Peer) -> Device | None:
+        if self._home.is_full and self._silent:
+            next(iter(self._silent)).end("another device has taken its place: it has sent nothing since CONNECT")
+        device = DatagramDevice(self, self._home, key, peer, head)
+        if not self._home.admits(device, peer):
+            if self._home.is_full:
+                self.send(head + self._door.busy, peer)
+            return None
+        self.devices[key] = device
+        self._silent[device] = None
+        device.open(message)
+        return device
+
+    # --- advertising ----------------------------------------------------------------------------------------------------------
+
+    async def _advertise(self) -> None:
+        while True:
+            found = self._door.advertisement()
+            if found is None:
+                await asyncio.sleep(1.0)  # settings may change
+                continue
+            data, address, interval_s = found
+            host, _, port = address.rpartition(":")
+            self.send(data, (host.strip("[]"), int(port)))
+            await asyncio.sleep(interval_s)

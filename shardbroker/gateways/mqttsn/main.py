@@ -1,0 +1,15 @@
+"""Entry point of the MQTT-SN gateway."""
+
+from functools import partial
+
+from shardbroker.gateways import process
+from shardbroker.gateways.mqttsn.door import MqttSnDoor
+from shardbroker.gateways.mqttsn.session import FIGURES, MqttSnSession, Wills
+from shm.topology import Topology
+
+__all__ = ["run"]
+
+
+def run(topology: Topology) -> None:
+    """Serves until SIGTERM."""
+    process.run(topology, "mqttsn", partial(MqttSnSession, Wills()), FIGURES, MqttSnDoor)
