@@ -190,8 +190,11 @@ def decode(data: bytes) -> Message:
     if reader is None:
         raise MqttSnError(f"message type 0x{data[at - 1]:02x} is not defined")
     kind, fields, names, has_rest, may_be_empty = reader
-    message = Message(kind)
     end = at + fields.size
+    if kind is Kind.PUBLISH and size >= end:  # most messages: without a loop
+        flags, topic_id, msg_id = fields.unpack_from(data, at)
+        return Message(kind, flags, topic_id, msg_id, data=data[end:])
+    message = Message(kind)
     if size < end or (size > end and not has_rest):
         if size == at and may_be_empty:
             return message

@@ -17,6 +17,7 @@ from collections import deque
 from enum import Enum, auto
 from math import inf
 from secrets import randbelow
+from struct import Struct
 from typing import Any, NamedTuple
 
 from shardbroker.gateways.mqttsn.codec import (
@@ -99,6 +100,7 @@ WILLS_MAX = 1024
 RETAIN_FOR_NEW = 0x10
 """Retained messages only for a new subscription (MQTT 5.0 §3.8.3.1)."""
 
+_ACKNOWLEDGEMENT = Struct("!BBHHB")
 _DISCONNECT = Message(Kind.DISCONNECT).encode()
 _PINGRESP = Message(Kind.PINGRESP).encode()
 _CONGESTED = frozenset({
@@ -281,7 +283,7 @@ class MqttSnSession(GatewaySession):
 
     @property
     def deadline_s(self) -> float:
-        return min(super().deadline_s, self._connect_until_s, self._retry_s, self._lost_s)
+        return min(self._pinged_s + self._ping_s, self._connect_until_s, self._retry_s, self._lost_s)
 
     def from_device(self, data: bytes, now_s: float) -> None:
         """Handles one message of the device."""
@@ -301,7 +303,7 @@ class MqttSnSession(GatewaySession):
             return
         if message.kind == Kind.CONNECT:
             self._connect(message, data)
-        elif message.kind in _ALWAYS or self._state in _CONNECTED:
+        elif self._state in _CONNECTED or message.kind in _ALWAYS:
             handle = _HANDLERS.get(message.kind)
             if handle is not None:
                 handle(self, message)
@@ -1083,7 +1085,7 @@ def _connack(code: ReturnCode) -> bytes:
 
 
 def _acknowledgement(kind: Kind, topic_id: int, message_id: int, code: ReturnCode) -> bytes:
-    return Message(kind, topic_id=topic_id, msg_id=message_id, code=code).encode()
+    return _ACKNOWLEDGEMENT.pack(7, kind, topic_id, message_id, code)
 
 
 def _code_of(code: int) -> ReturnCode:
