@@ -100,7 +100,7 @@ def _as_option(verb: argparse.ArgumentParser, text: str) -> str:
 
 def _add_compare(verb: argparse.ArgumentParser) -> None:
     own = Path(sys.executable).with_name("shardbroker")
-    options = "--listen {scheme}://127.0.0.1:{port} {tls} --data-dir {dir} --workers 1 --acceptors 1"
+    options = "--listen {scheme}://127.0.0.1:{port} {tls} --data-dir {dir} --workers 1 --acceptors 1 --set api.bind=disabled"
     limits = "--set mqtt.max_inflight=1000 --set mqtt.max_mqueue_len=0"
     verb.add_argument("--broker", default=f"{own} serve {options} {limits}",
                       help="command; {port}, {scheme}, {tls} and {dir} are filled in")  # fmt: skip

@@ -68,7 +68,7 @@ class Watch:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.crowd", description=__doc__)
     own = Path(sys.executable).with_name("shardbroker")
-    options = "--listen tcp://127.0.0.1:{port} --data-dir {dir} --set log.level=warning"
+    options = "--listen tcp://127.0.0.1:{port} --data-dir {dir} --set log.level=warning --set api.bind=disabled"
     parser.add_argument("connections", type=int)
     parser.add_argument("--hold", type=float, default=120.0, metavar="S", help="seconds, half of them before the messages; 120")
     parser.add_argument("--workers", type=int, help="workers of the broker; default: as many as its descriptors require")

@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.curves", description=__doc__)
     own = Path(sys.executable).with_name("shardbroker")
     options = "--listen tcp://127.0.0.1:{port} --data-dir {dir} --workers 1 --acceptors 1 --set mqtt.max_packet_size=2MB"
+    options += " --set api.bind=disabled"
     parser.add_argument("directory", type=Path, help="directory of the plots")
     parser.add_argument("--broker", default=f"{own} serve {options}", help="command; {port} and {dir} are filled in")
     parser.add_argument("--curve", choices=CURVES, action="append", help="draw only this curve; may be given several times")

@@ -50,7 +50,7 @@ SETTLE_S = 2.0
 """From the first subscriber to the first message, and from the last message to the end of the subscriber."""
 PROBLEM_MAX = 300
 """Characters of a failed load's last output that are shown."""
-SERVE = "serve --listen tcp://127.0.0.1:{port} --data-dir {dir} --workers 1 --acceptors 1"
+SERVE = "serve --listen tcp://127.0.0.1:{port} --data-dir {dir} --workers 1 --acceptors 1 --set api.bind=disabled"
 
 
 class RulesError(Exception):

@@ -47,7 +47,7 @@ RUNS = 3
 WAIT_S = 120.0
 """For rows that are published until they are written, without progress."""
 POLL_S = 0.5
-SERVE = "serve --listen tcp://127.0.0.1:{port} --data-dir {dir} --workers 1 --acceptors 1"
+SERVE = "serve --listen tcp://127.0.0.1:{port} --data-dir {dir} --workers 1 --acceptors 1 --set api.bind=disabled"
 
 
 class SinksError(Exception):

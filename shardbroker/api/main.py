@@ -71,12 +71,14 @@ async def _serve(topology: Topology) -> None:
     try:
         accounts = await _open_accounts(topology, log)
         app = build_app(topology.data_dir, topology.node_name, settings.token_expired_time, accounts, complain)
-        host, port = parse_address(settings.bind)
+        host, port = parse_address(settings.address)
         try:
             listening: socket.socket | None = _listen(host, port)
         except OSError as error:
             reason = error.strerror or error
-            complain(log_line("address not bound", setting="api.bind", address=f"{host}:{port}", reason=reason))
+            line = log_line("address not bound", setting="api.bind", address=f"{host}:{port}", reason=reason)
+            log.add("warning" if settings.bind == "auto" else "error", of_process("api", line))
+            log.flush()
             listening = None
         counters.set_state(topology.slot_of("api"), ProcessState.READY)  # the broker is ready without the REST API's address
         while listening is None and not stopping.done():
@@ -84,6 +86,9 @@ async def _serve(topology: Topology) -> None:
             with suppress(OSError):
                 listening = _listen(host, port)
         if listening is not None:
+            url = f"http{'s' if settings.certfile else ''}://{settings.address}"
+            log.add("info", of_process("api", log_line("dashboard available", url=url)))
+            log.flush()
             await _answer(app, listening, settings, stopping, complain)
         accounts.close()
     except AccountError as error:

@@ -17,7 +17,7 @@ INTRODUCTION = """\
 
 Made by `make docs` from the rows of the verbs (`shardbroker/control/`) and from the routes in `shardbroker/api/routes/`.
 
-    shardbroker serve --set api.bind=127.0.0.1:18083
+    shardbroker serve
     echo 'correct horse' | shardbroker ctl admins passwd admin
     shardbroker ctl api-keys add thermometer              # prints KEY and SECRET
 
@@ -39,7 +39,8 @@ The REST API is part of the extra `api` (`pip install 'shardbroker[api]'`), whic
 
 It offers the operations of `shardbroker ctl` over HTTP, with the paths and shapes of EMQX 5. It runs in a process of its own,
 which uses the control socket of the manager like `ctl`; a crash of it affects no message, and the supervisor restarts it.
-`api.bind` is `disabled` by default; set `api.certfile` to serve other machines. The OpenAPI document is at
+`api.bind` is `auto` by default, 127.0.0.1:18083; set it and `api.certfile` to serve other machines, or `disabled` to have neither
+API nor dashboard. The OpenAPI document is at
 `/api-docs/swagger.json`.
 
 ## Authentication and roles

@@ -10,17 +10,21 @@ from shardbroker.config.base import Section
 from shardbroker.config.listeners import parse_address
 from shardbroker.config.units import Allowed, Duration
 
-__all__ = ["Api", "needs_api"]
+__all__ = ["AUTO_BIND", "Api", "needs_api"]
+
+AUTO_BIND = "127.0.0.1:18083"
+"""Of `auto`: the port of EMQX's dashboard, for this machine alone."""
 
 PACKAGES = ("argon2", "fastapi", "httptools", "uvicorn")
 """Packages of the extra `api`; checked before the broker starts."""
 
 
 class Api(Section):
-    """REST API and dashboard, in a process of their own; they need `pip install 'shardbroker[api]'`."""
+    """REST API and dashboard, in a process of their own; they need `pip install 'shardbroker[dashboard]'`."""
 
-    bind: Annotated[str, Allowed("HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:18083, or disabled")] = Field(
-        "disabled", description="HOST:PORT to listen on, such as 127.0.0.1:18083."
+    bind: Annotated[str, Allowed("HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:18083, auto or disabled")] = Field(
+        "auto",
+        description=f"HOST:PORT to listen on. auto: {AUTO_BIND}, unless a package is missing; the broker starts without it, too.",
     )
     certfile: str = Field("", description="PEM file: the certificate, followed by those of its issuers; empty: plain HTTP.")
     keyfile: str = Field("", description="PEM file of the private key; empty: `certfile` contains the key.")
@@ -29,7 +33,7 @@ class Api(Section):
     @field_validator("bind")
     @classmethod
     def _address(cls, value: str) -> str:
-        if value != "disabled":
+        if value not in ("auto", "disabled"):
             parse_address(value)
         return value
 
@@ -40,12 +44,24 @@ class Api(Section):
         return self
 
     @property
+    def address(self) -> str | None:
+        """HOST:PORT to listen on; None: there is neither API nor dashboard."""
+        if self.bind == "disabled" or (self.bind == "auto" and self.lacking):
+            return None
+        return AUTO_BIND if self.bind == "auto" else self.bind
+
+    @property
+    def lacking(self) -> str | None:
+        """An error message that names missing packages; None if there are none, or none is needed."""
+        lacking = [name for name in PACKAGES if find_spec(name) is None] if self.bind != "disabled" else []
+        return f"api.bind needs {', '.join(lacking)}, which are not installed: pip install 'shardbroker[api]'" if lacking else None
+
+    @property
     def missing(self) -> str | None:
-        """An error message that names missing packages; None if `bind` can be used."""
-        missing = [name for name in PACKAGES if find_spec(name) is None] if self.bind != "disabled" else []
-        return f"api.bind needs {', '.join(missing)}, which are not installed: pip install 'shardbroker[api]'" if missing else None
+        """An error message that names missing packages; None if the broker starts without them."""
+        return None if self.bind == "auto" else self.lacking
 
 
 def needs_api(settings: Any, listeners: Sequence[Any]) -> bool:
     """Returns whether the process of the REST API runs."""
-    return bool(settings.api.bind != "disabled")
+    return settings.api.address is not None

@@ -17,7 +17,7 @@ def exposures(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> 
     anonymous = ",".join(f"{name}={listener.bind}" for name, listener in anonymous_listeners(settings, listeners))
     if anonymous:
         yield f"clients of other machines connect without authentication {anonymous}; set auth.chain, or bind to 127.0.0.1"
-    if is_public(settings.api.bind) and not settings.api.certfile:
+    if is_public(settings.api.address or "disabled") and not settings.api.certfile:
         yield (
             f"passwords of dashboard and REST API travel in clear text api.bind={settings.api.bind}; set api.certfile, or bind to "
             "127.0.0.1"

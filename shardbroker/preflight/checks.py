@@ -223,7 +223,7 @@ def _addresses(settings: Settings) -> Iterator[Finding]:
     if settings.cluster.enable:
         bound["cluster.link.bind"] = settings.cluster.link_bind
     for key, bind in (("api.bind", settings.api.bind), ("prometheus.bind", settings.prometheus.bind)):
-        if bind != "disabled":
+        if bind not in ("auto", "disabled"):
             bound[key] = bind
     earlier: list[tuple[str, str]] = []
     for key, bind in bound.items():

@@ -22,7 +22,5 @@ def greeting(settings: Settings, listeners: Iterable[tuple[str, str, Listener]])
     api = settings.api
     if api.bind == "disabled":
         yield log_line("dashboard is disabled", setting="api.bind")
-    else:
-        yield log_line("dashboard available", url=f"http{'s' if api.certfile else ''}://{api.bind}")
     yield log_line("sessions kept", data_dir=settings.process.data_dir, durability=settings.durability.level)
     yield log_line("documentation", read=DOCS / "index.md" if DOCS.is_dir() else "shardbroker --help")

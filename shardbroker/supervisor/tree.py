@@ -115,6 +115,8 @@ class Supervisor:
         for section in (settings.exhook, settings.api):
             if section.missing is not None:
                 raise StartError(section.missing)
+        if settings.api.bind == "auto" and settings.api.lacking is not None:
+            _log(log_line("dashboard left out", reason=settings.api.lacking), "WARNING")
         listeners = [one.settings for one in topology.listeners]
         return [Child(place) for place in topology.places if place.role.is_needed(settings, listeners)]
 

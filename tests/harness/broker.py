@@ -150,7 +150,8 @@ class Broker:
 
     def command(self) -> list[str]:
         host, port = self.address
-        options = [f"--set={key}={value}" for key, value in self.settings.items()]
+        settings = {"api.bind": "disabled", **self.settings}  # only tests of dashboard and REST API have them
+        options = [f"--set={key}={value}" for key, value in settings.items()]
         return [
             *self.program,
             "serve",

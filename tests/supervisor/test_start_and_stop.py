@@ -5,15 +5,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 from shardbroker.cli.main import main
 from shardbroker.config import load
 from shardbroker.supervisor import StartError, Supervisor
-from tests.harness import Broker, Client, Disconnect
+from tests.harness import Broker, Client, Disconnect, until
 
 pytestmark = pytest.mark.own_broker
+WITHOUT_FASTAPI = """
+import sys
+from shardbroker.cli.main import main
+from shardbroker.config import api
+found = api.find_spec
+api.find_spec = lambda name: None if name == "fastapi" else found(name)
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -147,6 +156,37 @@ def test_sys_topics() -> None:
                 name = getattr(message, "topic", "").split("/", 3)[-1]
                 wanted.discard(name)
         assert not wanted
+
+
+def said(broker: Broker, phrase: str) -> list[str]:
+    return [line for line in broker.output if phrase in line]
+
+
+def test_the_dashboard_is_there_by_default(tmp_path: Path) -> None:
+    with Broker(1, {"api.bind": "auto"}) as own:
+        until(lambda: said(own, "dashboard available"), lambda: str(own.output), 30)
+        (line,) = said(own, "dashboard available")
+        assert " INFO api: " in line and line.rstrip().endswith("url=http://127.0.0.1:18083")
+        with urlopen("http://127.0.0.1:18083/api/v5/status", timeout=10) as answer:
+            assert answer.status == 200
+
+
+def test_without_its_port_there_is_one_warning_and_clients_are_served(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 18083)), Broker(1, {"api.bind": "auto"}) as own:
+        until(lambda: said(own, "address not bound"), lambda: str(own.output), 30)
+        with Client(own.address):
+            time.sleep(1)
+        (line,) = said(own, "address not bound")
+        assert " WARNING api: " in line and "address=127.0.0.1:18083" in line
+        assert not said(own, "dashboard available")
+
+
+def test_without_its_packages_there_is_one_warning_and_clients_are_served() -> None:
+    own = Broker(1, {"api.bind": "auto"})
+    own.program = (sys.executable, "-c", WITHOUT_FASTAPI)
+    with own, Client(own.address):
+        (line,) = said(own, "dashboard")
+    assert " WARNING supervisor: dashboard left out" in line and "api.bind needs fastapi" in line and "pip install" in line
 
 
 def test_a_rest_api_without_its_packages_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
