@@ -63,7 +63,7 @@ def note(data_dir: Path, *words: object) -> None:
 def main(roles: Sequence[Role] = ()) -> int:
     """Runs a broker of these roles, or of dummies."""
     given = json.loads(sys.argv[1])
-    settings = load(None, None, given["set"], {"process.data_dir": given["data_dir"]}).settings
+    settings = load(None, None, ["api.bind=disabled", *given["set"]], {"process.data_dir": given["data_dir"]}).settings
     before = set(os.listdir("/proc/self/fd"))
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     try:
