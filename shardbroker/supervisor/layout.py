@@ -67,6 +67,8 @@ RING_MAX, RING_MIN, RINGS_TOTAL = 4 << 20, 1 << 16, 512 << 20
 """Most and least bytes of one ring, and of all rings together when `process.ring_size` is auto."""
 PEER_RING_MAX, PEERS_EXPECTED = 1 << 20, 32
 """Most bytes of one ring to a peer, and the number of peers that share RINGS_TOTAL when `cluster.ring_size` is auto."""
+ENDING_S = 5.0
+"""Longest wait for the lock of a supervisor that was killed: the processes that it leaves end at once, but not in no time."""
 LINK_BACKLOG = 512
 """Connections of other nodes that wait while the link process is started again."""
 
@@ -78,18 +80,35 @@ def lock_data_dir(data_dir: Path) -> int:
         lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StartError(f"data directory {data_dir}: {error.strerror}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(lock)
-        raise StartError(f"data directory {data_dir} is in use by the broker with pid {owner}; choose another --data-dir") from None
-    except OSError as error:
-        os.close(lock)
-        raise StartError(f"data directory {data_dir}: cannot be locked: {error.strerror}") from None
+    until_s = time.monotonic() + ENDING_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            owner = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            if time.monotonic() < until_s and _has_ended(owner):
+                time.sleep(0.01)
+                continue
+            os.close(lock)
+            text = f"data directory {data_dir} is in use by the broker with pid {owner}; choose another --data-dir"
+            raise StartError(text) from None
+        except OSError as error:
+            os.close(lock)
+            raise StartError(f"data directory {data_dir}: cannot be locked: {error.strerror}") from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
+
+
+def _has_ended(pid: str) -> bool:
+    """Whether a process is known to have ended: it exists no more, or only until its parent waits for it."""
+    try:
+        return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except (ValueError, psutil.Error):
+        return False
 
 
 def lay_out(

@@ -320,10 +320,12 @@ class Broker:
         """SIGKILL for the whole process group that was started here."""
         if self.process is None:
             return
-        self._killed.update(child.pid for child in self.children())
+        children = self.children()
+        self._killed.update(child.pid for child in children)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_TIMEOUT_S)
+        psutil.wait_procs(children, STOP_TIMEOUT_S)  # while one is ending, it has the lock of the data directory
 
     def _await_output(self) -> None:
         """What the process has written is in `output`."""

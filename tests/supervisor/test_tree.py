@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -312,6 +312,33 @@ def test_data_directory_is_locked_and_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match="file"):
         lock_data_dir(tmp_path / "file")
+
+
+@pytest.mark.parametrize("holds_s", [0.3, 5.0])
+def test_what_a_killed_supervisor_leaves_is_waited_for_but_not_for_ever(
+    holds_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardbroker.supervisor.layout.ENDING_S", 2.0)
+    program = f"""if True:
+        import os, sys, time
+        from pathlib import Path
+        from shardbroker.supervisor.layout import lock_data_dir
+        lock_data_dir(Path({str(tmp_path)!r}))
+        if os.fork():
+            os._exit(0)
+        time.sleep({holds_s})
+    """
+    with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as process:
+        process.wait()
+        try:
+            if holds_s < 2.0:
+                os.close(lock_data_dir(tmp_path))
+            else:
+                with pytest.raises(StartError, match=f"in use by the broker with pid {process.pid}"):
+                    lock_data_dir(tmp_path)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_signals_count_and_come_back() -> None:
