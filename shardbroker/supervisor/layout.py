@@ -104,7 +104,7 @@ def lock_data_dir(data_dir: Path) -> int:
 def _has_ended(pid: str) -> bool:
     """Whether a process is known to have ended: it exists no more, or only until its parent waits for it."""
     try:
-        return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
     except (ValueError, psutil.Error):
