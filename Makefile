@@ -190,9 +190,10 @@ docs: tools
 	$(BIN)/python -m shardbroker.management.reference > docs/counters.md
 	$(BIN)/zensical build --strict
 
-# Descriptors of what programs behind hooks provide; a test compares them with the .proto.
+# Descriptors of what programs behind hooks and gateways provide and call; tests compare them with the .proto files.
 proto: tools
 	cd shardbroker/integrations/exhook && $(CURDIR)/$(BIN)/python -m grpc_tools.protoc -I. --descriptor_set_out=exhook.binpb exhook.proto
+	cd shardbroker/gateways/exproto && $(CURDIR)/$(BIN)/python -m grpc_tools.protoc -I. --descriptor_set_out=exproto.binpb exproto.proto
 
 # dist/: wheels that run on any Linux with a libc no older than this machine's; cibuildwheel makes those for all Pythons.
 wheel: tools

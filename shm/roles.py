@@ -13,13 +13,13 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 __all__ = [
-    "ACCEPTOR", "API", "FLOWS", "INTEGRATIONS", "LINK", "MANAGER", "MQTTSN", "ROLES", "STOMP", "WORKER", "Cores", "Place",
-    "Role", "lay_places", "load",
+    "ACCEPTOR", "API", "EXPROTO", "FLOWS", "INTEGRATIONS", "LINK", "MANAGER", "MQTTSN", "ROLES", "STOMP", "WORKER", "Cores",
+    "Place", "Role", "lay_places", "load",
 ]  # fmt: skip
 
 WORKER, MANAGER, LINK, FLOWS = "worker", "manager", "link", "flows"
 INTEGRATIONS, API, ACCEPTOR = "integrations", "api", "acceptor"
-MQTTSN, STOMP = "gateway-mqttsn", "gateway-stomp"
+EXPROTO, MQTTSN, STOMP = "gateway-exproto", "gateway-mqttsn", "gateway-stomp"
 """Names of the rows of ROLES."""
 
 
@@ -132,6 +132,8 @@ ROLES = (
         accepts=True, watched=True,
     ),
     # After the workers, which disconnect its clients.
+    Role(EXPROTO, "shardbroker.gateways.exproto.main:run", drain_order=15, needed="shardbroker.config.gateways:needs_exproto",
+         loads_late=True),
     Role(MQTTSN, "shardbroker.gateways.mqttsn.main:run", drain_order=15, needed="shardbroker.config.gateways:needs_mqttsn",
          loads_late=True),
     Role(STOMP, "shardbroker.gateways.stomp.main:run", drain_order=15, needed="shardbroker.config.gateways:needs_stomp",

@@ -11,7 +11,7 @@ from shardbroker.config.base import LONGEST_WAIT_S, Section
 from shardbroker.config.connectors import BackendTimeout, PoolSize
 from shardbroker.config.units import Allowed, OptionalDuration
 
-__all__ = ["STATE_FILE", "ExHook", "ExHookServer", "ExHookTls"]
+__all__ = ["STATE_FILE", "ExHook", "ExHookServer", "ExHookTls", "missing_packages"]
 
 STATE_FILE = "exhook.json"
 """File in the runtime directory: the servers, their state, and the results of calls."""
@@ -99,13 +99,18 @@ class ExHook(Section):
     @property
     def missing(self) -> str | None:
         """An error message that names missing packages; None if the servers can be used."""
-        missing = [name for name in PACKAGES if not _installed(name)] if self.enabled else []
+        missing = missing_packages() if self.enabled else []
         if not missing:
             return None
         return (
             f"exhook.servers needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
             "pip install 'shardbroker[exhook]'"
         )
+
+
+def missing_packages() -> list[str]:
+    """Returns those of PACKAGES that are not installed."""
+    return [name for name in PACKAGES if not _installed(name)]
 
 
 def _installed(name: str) -> bool:

@@ -4,19 +4,22 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from shardbroker.config.access import CHAIN_HELP, Names, chain_names
 from shardbroker.config.base import LEVELS_MAX, LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
+from shardbroker.config.exhook import missing_packages
 from shardbroker.config.listeners import Listener, Mountpoint, Rules, Tls, check_listener_names, parse_address
 from shardbroker.config.units import Allowed, ByteRate, Duration, Limit, Rate, Size, Whole
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_name
 
 __all__ = [
-    "AnyListener", "DatagramListener", "GatewayListener", "Gateways", "MqttSnGateway", "PredefinedTopic", "StompGateway",
-    "inner_listeners", "needs_mqttsn", "needs_stomp", "outer_listeners", "state_file",
+    "AnyListener", "DatagramListener", "ExProtoGateway", "ExProtoHandler", "ExProtoListener", "ExProtoServer", "GatewayListener",
+    "Gateways", "MqttSnGateway", "PredefinedTopic", "StompGateway", "inner_listeners", "needs_exproto", "needs_mqttsn",
+    "needs_stomp", "outer_listeners", "state_file",
 ]  # fmt: skip
 
 GATEWAY_LISTENERS_MAX = 8
@@ -54,6 +57,11 @@ class AnyListener(Section):
         """Whether the listener uses TLS."""
         return False
 
+    @property
+    def for_datagrams(self) -> bool:
+        """Whether devices send datagrams."""
+        return False
+
 
 class GatewayListener(AnyListener):
     """One listening address of a gateway over TCP."""
@@ -89,6 +97,10 @@ class DatagramListener(AnyListener):
     def tls(self) -> Tls:
         """No TLS."""
         return Tls()
+
+    @property
+    def for_datagrams(self) -> bool:
+        return True
 
 
 class Gateway(Section):
@@ -193,19 +205,114 @@ class MqttSnGateway(Gateway):
     listeners: Annotated[dict[str, DatagramListener], AfterValidator(_named)] = Field({"default": DatagramListener()})
 
 
+class ExProtoListener(GatewayListener):
+    """One listening address of the ExProto gateway."""
+
+    bind: Annotated[Bind, AfterValidator(_address)] = Field("127.0.0.1:7993", description="HOST:PORT; IPv6 as [::1]:7993.")
+    type: Literal["tcp", "ssl", "udp"] = Field("tcp", description="Transport.")  # type: ignore[assignment]
+    max_unknown_rate: Rate = Field(
+        1000.0, gt=0, description="With type udp: datagrams of unknown senders per second that are handled; others are dropped."
+    )
+
+    @property
+    def for_datagrams(self) -> bool:
+        return self.type == "udp"
+
+
+class ExProtoTls(Section):
+    """TLS between the gateway and the program."""
+
+    enable: bool = Field(False, description="Whether TLS is used.")
+    cacertfile: str = Field(
+        "", description="Issuers that are trusted, PEM. Of the server: programs must show a certificate of them; empty: they need "
+        "none. Of the handler: empty: those that gRPC has."
+    )  # fmt: skip
+    certfile: str = Field("", description="Certificate, PEM.")
+    keyfile: str = Field("", description="Its key, PEM.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> "ExProtoTls":
+        if bool(self.certfile) != bool(self.keyfile):
+            raise ValueError("allowed are certfile and keyfile together")
+        return self
+
+
+class ExProtoServer(Section):
+    """The service ConnectionAdapter, which the program calls. Who can reach it can act as any device."""
+
+    bind: Annotated[Bind, AfterValidator(_address)] = Field("127.0.0.1:9100", description="HOST:PORT; IPv6 as [::1]:9100.")
+    ssl_options: ExProtoTls = ExProtoTls()
+
+    @model_validator(mode="after")
+    def _certificate(self) -> "ExProtoServer":
+        if self.ssl_options.enable and not self.ssl_options.certfile:
+            raise ValueError("allowed is ssl_options.enable only with ssl_options.certfile and keyfile")
+        return self
+
+
+class ExProtoHandler(Section):
+    """The program."""
+
+    address: str = Field("http://127.0.0.1:9001", description="http://HOST:PORT, or https://HOST:PORT with ssl_options.enable.")
+    service_name: Literal["ConnectionUnaryHandler", "ConnectionHandler"] = Field(
+        "ConnectionUnaryHandler", description="Its service. Only ConnectionUnaryHandler keeps events in order."
+    )
+    request_timeout: Duration = Field(
+        5.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="Longest time until it answers to an event; then the connection ends."
+    )
+    ssl_options: ExProtoTls = ExProtoTls()
+
+    @model_validator(mode="after")
+    def _reachable(self) -> "ExProtoHandler":
+        parts = urlsplit(self.address)
+        try:
+            right = parts.scheme in ("http", "https") and parts.hostname and parts.port and not parts.path.strip("/")
+        except ValueError:  # the port
+            right = False
+        if not right or parts.username is not None or parts.query or parts.fragment:
+            raise ValueError(f"address {self.address!r}: allowed is http://HOST:PORT, or https://HOST:PORT with ssl_options.enable")
+        if (parts.scheme == "https") != self.ssl_options.enable:
+            raise ValueError(f"address {self.address!r}: allowed is https:// with ssl_options.enable, http:// without")
+        return self
+
+
+class ExProtoGateway(Gateway):
+    """Protocols of one's own, which a program speaks over gRPC."""
+
+    session_expiry_interval: Duration = Field(
+        0.0, ge=0, le=2**32 - 2, description="Time for which a session outlives its connection. 0: it ends with it, as in EMQX."
+    )
+    max_inflight: Whole = Field(
+        32, ge=1, le=65535, description="Messages for a client that the program has not taken; further ones wait in its session."
+    )
+    server: ExProtoServer = ExProtoServer()
+    handler: ExProtoHandler = ExProtoHandler()
+    listeners: Annotated[dict[str, ExProtoListener], AfterValidator(_named)] = Field({"default": ExProtoListener()})
+
+    @property
+    def missing(self) -> str | None:
+        """An error message that names missing packages; None if the gateway can be used."""
+        lacking = missing_packages() if self.enable else []
+        if not lacking:
+            return None
+        verb = "is" if len(lacking) == 1 else "are"
+        return f"gateways.exproto needs {', '.join(lacking)}, which {verb} not installed: pip install 'shardbroker[exhook]'"
+
+
 class Gateways(Section):
     """Gateways for other protocols, in a process each."""
 
+    exproto: ExProtoGateway = ExProtoGateway()
     mqttsn: MqttSnGateway = MqttSnGateway()
     stomp: StompGateway = StompGateway()
 
     @property
-    def enabled(self) -> dict[str, MqttSnGateway | StompGateway]:
+    def enabled(self) -> dict[str, ExProtoGateway | MqttSnGateway | StompGateway]:
         """The gateways that run, by kind."""
         return {kind: gateway for kind, gateway in self if gateway.enable}
 
 
-def outer_listeners(settings: Any) -> Iterator[tuple[str, str, str, GatewayListener | DatagramListener]]:
+def outer_listeners(settings: Any) -> Iterator[tuple[str, str, str, GatewayListener | DatagramListener | ExProtoListener]]:
     """Yields (kind, name, id, settings) of each listener of the gateways that run; the id is EMQX's, `stomp:tcp:default`."""
     for kind, gateway in settings.gateways.enabled.items():
         for name, one in gateway.listeners.items():
@@ -224,6 +331,11 @@ def inner_listeners(settings: Any, runtime_dir: Path) -> dict[str, Listener]:
             messages_rate=one.messages_rate, bytes_rate=one.bytes_rate,
         )  # fmt: skip
     return found
+
+
+def needs_exproto(settings: Any, listeners: Sequence[Any]) -> bool:
+    """Returns whether the process of the ExProto gateway runs."""
+    return bool(settings.gateways.exproto.enable)
 
 
 def needs_mqttsn(settings: Any, listeners: Sequence[Any]) -> bool:

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from shardbroker.config.flows import Rule
-from shardbroker.config.gateways import GatewayListener, Gateways, StompGateway
+from shardbroker.config.gateways import ExProtoGateway, Gateways, StompGateway
 from shardbroker.config.keys import allowed_text, dotted, plain, section_of, toml
 from shardbroker.config.listeners import Certificate, Listener, Tls
 from shardbroker.config.live import is_live
@@ -89,12 +89,15 @@ def reference() -> str:
     lines = [_INTRODUCTION.rstrip("\n")]
     tls = Tls().model_copy(update={"sni": {"<name>": Certificate()}})
     listeners = {"default": Listener().model_copy(update={"tls": tls})}
-    stomp = StompGateway().model_copy(update={"listeners": {"default": GatewayListener().model_copy(update={"tls": tls})}})
+    with_tls = {
+        kind: gateway.model_copy(update={"listeners": {"default": gateway.listeners["default"].model_copy(update={"tls": tls})}})
+        for kind, gateway in (("exproto", ExProtoGateway()), ("stomp", StompGateway()))
+    }
     connectors = Connectors.model_construct(**{type: {"<name>": row.connector()} for type, row in SINK_TYPES.items()})
     actions = Actions.model_construct(**{type: {"<name>": _with_entries(row.action())} for type, row in SINK_TYPES.items()})
     with_sources = {type: row.source for type, row in SINK_TYPES.items() if row.source is not None}
     sources = Sources.model_construct(**{type: {"<name>": _with_entries(model())} for type, model in with_sources.items()})
-    gateways = Gateways().model_copy(update={"stomp": stomp})
+    gateways = Gateways().model_copy(update=with_tls)
     named = {"listeners": listeners, "gateways": gateways, "rules": {"<name>": Rule()}, "streams": {"<name>": Stream()}}
     all_named = {**named, "connectors": connectors, "actions": actions, "sources": sources}
     for section, model in sections(Settings().model_copy(update=all_named)):

@@ -6,7 +6,7 @@ from math import inf
 from typing import Any, ClassVar, Protocol, cast
 
 from shardbroker.gateways.proxy import STREAM, encode_proxy_header
-from shardbroker.gateways.session import GatewaySession
+from shardbroker.gateways.session import GatewaySession, Link
 
 __all__ = ["Device", "Home", "StreamDevice"]
 
@@ -72,8 +72,13 @@ class Device:
     def _follow(self, session: GatewaySession) -> None:
         """Pauses or resumes reading of the device as its session wants it."""
 
+    def _link(self) -> Link:
+        """Returns the transport as its session sees it."""
+        return Link("udp", self.peer, self._own, None, self.flush)
+
     def _begin(self, session: GatewaySession) -> None:
         self.session = session
+        session.began(self._link())
         self._arm(session)
 
     # --- the broker -----------------------------------------------------------------------------------------------------------
@@ -230,6 +235,11 @@ class StreamDevice(asyncio.Protocol, Device):
         self._is_admitted = True
         self._begin(self._home.make_session(self._loop.time()))
 
+    def _link(self) -> Link:
+        assert self._transport is not None
+        kind = "tcp" if self._transport.get_extra_info("ssl_object") is None else "ssl"
+        return Link(kind, self.peer, self._own, self._transport.get_extra_info("peercert"), self.flush)
+
     def data_received(self, data: bytes) -> None:
         if self.session is not None:
             self.session.from_device(data, self._loop.time())
@@ -244,6 +254,7 @@ class StreamDevice(asyncio.Protocol, Device):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         if self.session is not None:
+            self.session.device_lost()
             self.session = None
             self._drop_broker()
         if self._is_admitted:

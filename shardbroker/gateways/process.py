@@ -15,14 +15,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 
 from acceptor.rules import AccessRules
 from acceptor.tls import TlsError, build_context, watched_files
 from shardbroker import __version__
-from shardbroker.config.gateways import DatagramListener, GatewayListener, inner_listeners, outer_listeners, state_file
+from shardbroker.config.gateways import (
+    DatagramListener,
+    ExProtoListener,
+    GatewayListener,
+    inner_listeners,
+    outer_listeners,
+    state_file,
+)  # fmt: skip
 from shardbroker.config.listeners import parse_address, unix_path
 from shardbroker.gateways.connection import Device, Peer, StreamDevice
 from shardbroker.gateways.datagrams import RECEIVE_BUFFER, DatagramServer, Door
@@ -34,9 +41,9 @@ from shm.counters import Counters, ProcessState
 from shm.in_force import InForce
 from shm.topology import Topology
 
-__all__ = ["MakeDoor", "MakeSession", "run"]
+__all__ = ["Gateway", "MakeDoor", "MakeSession", "Outer", "Service", "run"]
 
-_Listening = GatewayListener | DatagramListener
+_Listening = GatewayListener | DatagramListener | ExProtoListener
 CLOSED_S = 0.05
 """After which a socket that was closed does not occupy its address."""
 RETRY_S = 5.0
@@ -58,19 +65,33 @@ MakeDoor = Callable[[Callable[[], Any], int, str, dict[str, int]], Door]
 Figures = tuple[str, ...]
 
 
-def run(topology: Topology, kind: str, make_session: MakeSession, figures: Figures, make_door: MakeDoor | None = None) -> None:
+class Service(Protocol):
+    """What a gateway needs beside its listeners."""
+
+    async def apply(self, gateway: "Gateway") -> None:
+        """Takes the settings in force. Called again every RETRY_S, so that what has failed is tried again."""
+
+    async def close(self) -> None:
+        """Ends, after the devices."""
+
+
+def run(
+    topology: Topology, kind: str, make_session: MakeSession, figures: Figures, make_door: MakeDoor | None = None,
+    service: Service | None = None,
+) -> None:  # fmt: skip
     """Serves until SIGTERM. figures: names of the counts that sessions make. make_door: for listeners of datagrams."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_Gateway(topology, kind, make_session, figures, make_door).serve())
+        runner.run(Gateway(topology, kind, make_session, figures, make_door, service).serve())
 
 
-class _Gateway:
+class Gateway:
     """make_session, make_door: see MakeSession and MakeDoor."""
 
     def __init__(
-        self, topology: Topology, kind: str, make_session: MakeSession, figures: Figures, make_door: MakeDoor | None
-    ) -> None:
-        self.kind, self.make_session, self.make_door = kind, make_session, make_door
+        self, topology: Topology, kind: str, make_session: MakeSession, figures: Figures, make_door: MakeDoor | None,
+        service: Service | None,
+    ) -> None:  # fmt: skip
+        self.kind, self.make_session, self.make_door, self._service = kind, make_session, make_door, service
         self.topology = topology
         self._counters = Counters.attach(topology.counters_name)
         self._slot = topology.slot_of(f"gateway-{kind}")
@@ -78,7 +99,7 @@ class _Gateway:
         self._log = Log(self._in_force.settings.log.level)
         self.figures = dict.fromkeys(("accepted", "refused", *figures), 0)
         self._started_ms = time.time_ns() // 1_000_000
-        self._listeners: dict[str, _Outer] = {}
+        self._listeners: dict[str, Outer] = {}
         self._reports = (0, 0)
         self._written = b""
 
@@ -90,6 +111,11 @@ class _Gateway:
     def own_settings(self) -> Any:
         """Returns the settings of this gateway."""
         return getattr(self.settings.gateways, self.kind)
+
+    @property
+    def homes(self) -> "list[Outer]":
+        """Returns the listeners."""
+        return [*self._listeners.values()]
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -108,6 +134,8 @@ class _Gateway:
         deadline_s = loop.time() + END_S
         while any(one.devices for one in self._listeners.values()) and loop.time() < deadline_s:
             await asyncio.sleep(0.01)
+        if self._service is not None:
+            await self._service.close()
         self._log.close()
         self._counters.set_state(self._slot, ProcessState.DOWN)
 
@@ -137,7 +165,7 @@ class _Gateway:
             path = str(unix_path(inner[id].bind))
             known = self._listeners.get(id)
             if known is None:
-                known = self._listeners[id] = _Outer(self, id, one, path)
+                known = self._listeners[id] = Outer(self, id, one, path)
             elif known.settings != one:
                 is_open = known.server is not None and known.address_of(known.settings) == known.address_of(one)
                 known.use(one)
@@ -148,6 +176,8 @@ class _Gateway:
             else:
                 continue
             await known.open()
+        if self._service is not None:
+            await self._service.apply(self)
 
     async def _look_after(self) -> None:
         """Tries again what could not be opened, and records state and counts."""
@@ -160,6 +190,8 @@ class _Gateway:
                 for one in [*self._listeners.values()]:
                     if one.problem:
                         await one.open()
+                if self._service is not None:
+                    await self._service.apply(self)
             for one in [*self._listeners.values()]:
                 await one.renew()
             self._write_state()
@@ -191,10 +223,10 @@ class _Gateway:
             self.report("info", line)
 
 
-class _Outer:
+class Outer:
     """One listener of the gateway, with its devices."""
 
-    def __init__(self, gateway: _Gateway, id: str, settings: _Listening, broker_path: str) -> None:
+    def __init__(self, gateway: Gateway, id: str, settings: _Listening, broker_path: str) -> None:
         self._gateway = gateway
         self.id, self.broker_path = id, broker_path
         self.server: asyncio.Server | DatagramServer | None = None
@@ -238,9 +270,9 @@ class _Outer:
         try:
             context: ssl.SSLContext | None = build_context(settings.tls, False) if settings.secure else None
             options = {"ssl": context, "ssl_handshake_timeout": settings.tls.handshake_timeout} if context is not None else {}
-            listening = _listen(settings.bind, isinstance(settings, DatagramListener))
+            listening = _listen(settings.bind, settings.for_datagrams)
             loop: Any = asyncio.get_running_loop()
-            if isinstance(settings, DatagramListener):
+            if settings.for_datagrams:
                 self.server = DatagramServer(self, self._make_door(), listening)
             else:
                 self.server = await loop.create_server(lambda: StreamDevice(self), sock=listening, backlog=BACKLOG, **options)
@@ -279,7 +311,7 @@ class _Outer:
 
     @property
     def max_unknown_rate(self) -> float:
-        return self.settings.max_unknown_rate if isinstance(self.settings, DatagramListener) else inf
+        return getattr(self.settings, "max_unknown_rate", inf)
 
     def admits(self, device: Device, peer: Peer) -> bool:
         refusal = ""

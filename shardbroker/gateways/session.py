@@ -1,15 +1,15 @@
 """What the sessions of all gateways have in common: the MQTT 5.0 side of a device, without I/O."""
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardbroker.mqtt.batches import split_packets
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import Connack, Pingreq
 from shardbroker.mqtt.spec import REASON_CODES, PropertyId
 
-__all__ = ["IDS", "VERSION", "WINDOW", "GatewaySession", "reason_text"]
+__all__ = ["IDS", "VERSION", "WINDOW", "GatewaySession", "Link", "reason_text"]
 
 VERSION = 5
 PACKET_MAX = 268_435_455
@@ -18,6 +18,20 @@ IDS = 65_535
 """Packet ids, and the Receive Maximum of a broker that names none (MQTT 5.0 §3.2.2.3.3)."""
 WINDOW = 1000
 """Messages of a device without PUBACK; above it, the device is not read."""
+
+
+class Link(NamedTuple):
+    """The transport of a device."""
+
+    kind: str
+    """tcp, ssl or udp."""
+    peer: tuple[Any, ...]
+    own: tuple[Any, ...]
+    """Addresses as sockets have them: host, port and more for IPv6."""
+    certificate: dict[str, Any] | None
+    """That of the device, as `ssl` shows it."""
+    flush: Callable[[], None]
+    """Sends what the session has, after something other than the shell has changed it."""
 
 
 class GatewaySession:
@@ -78,6 +92,12 @@ class GatewaySession:
     def deadline_s(self) -> float:
         """Returns when tick() has something to do."""
         return self._pinged_s + self._ping_s
+
+    def began(self, link: Link) -> None:
+        """Notes the transport of the device, before its first bytes."""
+
+    def device_lost(self) -> None:
+        """Notes that the device has gone; nothing of this session is sent any more."""
 
     def from_device(self, data: bytes, now_s: float) -> None:
         """Handles received bytes of the device."""

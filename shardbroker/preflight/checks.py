@@ -109,6 +109,8 @@ def _plugins(settings: Settings) -> Iterator[Finding]:
 def _exhook(settings: Settings) -> Iterator[Finding]:
     if settings.exhook.missing is not None:
         yield Finding("exhook.servers", f"exhook.servers: must have its libraries, got {settings.exhook.missing}")
+    if settings.gateways.exproto.missing is not None:
+        yield Finding("gateways.exproto", f"gateways.exproto: must have its libraries, got {settings.gateways.exproto.missing}")
     for server in settings.exhook.enabled:
         if server.ssl.enable:
             context = ssl.create_default_context()

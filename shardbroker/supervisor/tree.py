@@ -112,7 +112,7 @@ class Supervisor:
 
     def _children_to_start(self, topology: Topology) -> list[Child]:
         settings = topology.settings
-        for section in (settings.exhook, settings.api):
+        for section in (settings.exhook, settings.gateways.exproto, settings.api):
             if section.missing is not None:
                 raise StartError(section.missing)
         if settings.api.bind == "auto" and settings.api.lacking is not None:
