@@ -14,7 +14,8 @@ from typing import Any
 
 from shardbroker.config import load
 from shardbroker.config.gateways import MqttSnGateway
-from shardbroker.gateways.mqttsn.session import FIGURES, MqttSnSession, Wills
+from shardbroker.gateways.mqttsn.session import FIGURES, MqttSnSession
+from shardbroker.gateways.mqttsn.wills import Wills
 from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 from tests.gateways import mqttsn_client as norm
 from tests.sim.simulator import MemoryRoutes

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from shardbroker.gateways.mqttsn.session import DUPLICATE_S, EARLY, RECENT, TOPIC_BYTES, WILLS_MAX, State, Wills
+from shardbroker.gateways.mqttsn.session import DUPLICATE_S, EARLY, RECENT, State
+from shardbroker.gateways.mqttsn.topics import TOPIC_BYTES
+from shardbroker.gateways.mqttsn.wills import WILLS_MAX, Wills
 from shardbroker.mqtt import packets as mqtt
 from tests.gateways import mqttsn_client as norm
 from tests.gateways.mqttsn_client import CLEAN, DUP, PREDEFINED, SHORT, WILL, Got

@@ -6,7 +6,7 @@ from typing import Any
 
 from shardbroker.gateways.datagrams import Knock, Verdict
 from shardbroker.gateways.mqttsn.codec import QOS_NEGATIVE, Kind, Message, MqttSnError, ReturnCode, decode, qos_of, unwrap
-from shardbroker.gateways.mqttsn.session import PublisherSession
+from shardbroker.gateways.mqttsn.publisher import PublisherSession
 
 __all__ = ["MqttSnDoor"]
 

@@ -4,7 +4,8 @@ from functools import partial
 
 from shardbroker.gateways import process
 from shardbroker.gateways.mqttsn.door import MqttSnDoor
-from shardbroker.gateways.mqttsn.session import FIGURES, MqttSnSession, Wills
+from shardbroker.gateways.mqttsn.session import FIGURES, MqttSnSession
+from shardbroker.gateways.mqttsn.wills import Wills
 from shm.topology import Topology
 
 __all__ = ["run"]

@@ -36,8 +36,9 @@ from shardbroker.gateways.mqttsn.codec import (
     encode_publish,
     qos_of,
     short_id,
-    short_name,
 )  # fmt: skip
+from shardbroker.gateways.mqttsn.topics import Topics, is_topic, predefined
+from shardbroker.gateways.mqttsn.wills import Wills
 from shardbroker.gateways.session import VERSION, GatewaySession, reason_text
 from shardbroker.mqtt.batches import encode_publishes
 from shardbroker.mqtt.errors import MqttError
@@ -58,9 +59,9 @@ from shardbroker.mqtt.packets import (
     Will,
 )  # fmt: skip
 from shardbroker.mqtt.spec import FAILURE, PacketType, PropertyId, ReasonCode
-from shardbroker.mqtt.topics import check_topic_filter, check_topic_name
+from shardbroker.mqtt.topics import check_topic_filter
 
-__all__ = ["FIGURES", "WILLS_MAX", "MqttSnSession", "PublisherSession", "Wills"]
+__all__ = ["FIGURES", "MqttSnSession"]
 
 FIGURES = (
     "received", "sent", "messages_in", "messages_out", "messages_dropped", "errors", "timeouts", "retries", "duplicates",
@@ -74,10 +75,6 @@ TOLERANCE = 1.5
 LONGEST_S = 65535
 """Keep-alive of a device that names none, seconds."""
 IDS = 65535
-TOPIC_IDS = 65534
-"""0 and 65535 are reserved (MQTT-SN §5.3.11)."""
-TOPIC_BYTES = 65536
-"""Bytes of topics that a device has registered; above it, the oldest are forgotten."""
 DUPLICATE_S = 3.0
 """Time in which the same CONNECT again is a copy on the way, and not a device that has started again."""
 RECENT = 8
@@ -86,8 +83,6 @@ EARLY = 16
 """Messages that wait while the connection to the broker is replaced."""
 QUEUE = 32
 """Messages with QoS 0 that wait for a REGACK or PUBACK before them; above it, the broker is not read."""
-WAITING = 1000
-"""Messages with QoS -1 that wait for the connection to the broker."""
 UNPROVEN_RETRIES = 3
 """How often a device that is not accepted is asked again: its CONNECT of at least 7 bytes allows 21 in answers."""
 CLEAN_EXPIRY_S = 60
@@ -95,8 +90,6 @@ CLEAN_EXPIRY_S = 60
 PREFETCH = 1
 PACKET_EXTRA = 4096
 """Bytes of topic and properties that a packet of the broker may have beside a payload."""
-WILLS_MAX = 1024
-"""Wills of devices without a connection that are kept (MQTT-SN §6.3)."""
 RETAIN_FOR_NEW = 0x10
 """Retained messages only for a new subscription (MQTT 5.0 §3.8.3.1)."""
 
@@ -131,25 +124,6 @@ class Step(Enum):
     RECEIVED = auto()
     """PUBREC went to the broker, whose PUBREL is awaited."""
     PUBREL = auto()
-
-
-class Wills:
-    """Wills of devices that keep their session, for a later CONNECT without one; the oldest are dropped."""
-
-    def __init__(self) -> None:
-        self._found: dict[bytes, Will] = {}
-
-    def get(self, client_id: bytes) -> Will | None:
-        """Returns the will of a device."""
-        return self._found.get(client_id)
-
-    def put(self, client_id: bytes, will: Will | None) -> None:
-        """Keeps a will, or forgets it."""
-        self._found.pop(client_id, None)
-        if will is not None:
-            self._found[client_id] = will
-            if len(self._found) > WILLS_MAX:
-                del self._found[next(iter(self._found))]
 
 
 class _Incoming:
@@ -194,33 +168,14 @@ class _Recent(NamedTuple):
     until_s: float
 
 
-class _Predefined:
-    """Predefined topics in both directions, made once for each value of the setting."""
-
-    def __init__(self) -> None:
-        self._of: Any = None
-        self.by_id: dict[int, bytes] = {}
-        self.by_topic: dict[bytes, int] = {}
-
-    def __call__(self, settings: Any) -> "_Predefined":
-        if self._of is not settings.predefined:
-            self._of = settings.predefined
-            self.by_id = {one.id: one.topic.encode() for one in settings.predefined}
-            self.by_topic = {topic: id for id, topic in self.by_id.items()}
-        return self
-
-
-_predefined = _Predefined()
-
-
 class MqttSnSession(GatewaySession):
     """settings: `gateways.mqttsn`. levels: most levels of a topic. wills: shared by all sessions. figures: counts by name."""
 
     __slots__ = (
         "_accepted_s", "_after", "_client_id", "_connect_until_s", "_dirty", "_draft", "_early", "_heard_s", "_hello", "_incoming",
-        "_is_clean", "_keepalive_s", "_last_message_id", "_last_topic_id", "_levels", "_names", "_offered", "_out", "_pings",
+        "_is_clean", "_keepalive_s", "_last_message_id", "_levels", "_offered", "_out", "_pings",
         "_question", "_queue", "_recent", "_requests", "_retries", "_retry_s", "_settings", "_sleep_s", "_sleep_until_s", "_state",
-        "_then", "_topic_bytes", "_topics", "_will", "_wills", "_works",
+        "_then", "_topics", "_will", "_wills", "_works",
     )  # fmt: skip
 
     def __init__(
@@ -242,9 +197,7 @@ class MqttSnSession(GatewaySession):
         self._accepted_s, self._heard_s, self._sleep_until_s = -inf, now_s, inf
         self._connect_until_s: float = now_s + settings.idle_timeout
         self._early: list[bytes] | None = None
-        self._topics: dict[int, bytes] = {}
-        self._names: dict[bytes, int] = {}
-        self._topic_bytes = self._last_topic_id = 0
+        self._topics = Topics(settings, levels)
         self._incoming: dict[int, _Incoming] = {}
         """By message id."""
         self._works: dict[int, _Incoming] = {}
@@ -375,7 +328,7 @@ class MqttSnSession(GatewaySession):
 
     def _will_of(self, message: Message, payload: bytes) -> Will | None:
         qos = qos_of(message.flags)
-        if qos == QOS_NEGATIVE or not self._is_topic(message.data):
+        if qos == QOS_NEGATIVE or not is_topic(message.data, self._levels):
             return None
         return Will(message.data, payload, qos, bool(message.flags & RETAIN))
 
@@ -390,8 +343,6 @@ class MqttSnSession(GatewaySession):
         self._keepalive_s = TOLERANCE * (message.duration or LONGEST_S)
         self._wills.put(message.data, None if is_clean else will)
         self._topics.clear()
-        self._names.clear()
-        self._topic_bytes = 0
         self._answered()
         self._after = _connack(ReturnCode.ACCEPTED)
         if keeps_broker:
@@ -472,55 +423,10 @@ class MqttSnSession(GatewaySession):
 
     # --- topics ---------------------------------------------------------------------------------------------------------------
 
-    def _is_topic(self, topic: bytes) -> bool:
-        try:
-            check_topic_name(topic, self._levels)
-        except MqttError:
-            return False
-        return True
-
-    def _topic_of(self, kind: int, topic_id: int) -> bytes | None:
-        if kind == TopicKind.NORMAL:
-            return self._topics.get(topic_id)
-        if kind == TopicKind.PREDEFINED:
-            return _predefined(self._settings).by_id.get(topic_id)
-        if kind == TopicKind.SHORT:
-            topic = short_name(topic_id)
-            return topic if self._is_topic(topic) else None
-        return None
-
-    def _keep_topic(self, topic: bytes, topic_id: int) -> None:
-        """Remembers a topic, and forgets the oldest ones above the limits. An id is not given to another topic before all others
-        were used: so a device that still uses it gets `invalid topic id`, and not another topic."""
-        self._topics[topic_id], self._names[topic] = topic, topic_id
-        self._topic_bytes += len(topic)
-        while len(self._topics) > self._settings.max_topics or (self._topic_bytes > TOPIC_BYTES and len(self._topics) > 1):
-            self._forget_topic(next(iter(self._topics)))
-
-    def _forget_topic(self, topic_id: int) -> None:
-        topic = self._topics.pop(topic_id, None)
-        if topic is not None:
-            self._topic_bytes -= len(topic)
-            del self._names[topic]
-
-    def _new_topic_id(self) -> int:
-        while True:
-            self._last_topic_id = self._last_topic_id % TOPIC_IDS + 1
-            if self._last_topic_id not in self._topics:
-                return self._last_topic_id
-
-    def _registered(self, topic: bytes) -> int:
-        """Returns the id of a topic that the device knows or gets now."""
-        found = self._names.get(topic)
-        if found is None:
-            found = self._new_topic_id()
-            self._keep_topic(topic, found)
-        return found
-
     def _register(self, message: Message) -> None:
         topic_id, code = 0, ReturnCode.NOT_SUPPORTED
-        if self._is_topic(message.data):
-            topic_id, code = self._registered(message.data), ReturnCode.ACCEPTED
+        if is_topic(message.data, self._levels):
+            topic_id, code = self._topics.registered(message.data), ReturnCode.ACCEPTED
         self._send(Message(Kind.REGACK, topic_id=topic_id, msg_id=message.msg_id, code=code).encode())
 
     # --- messages of the device -----------------------------------------------------------------------------------------------
@@ -528,7 +434,7 @@ class MqttSnSession(GatewaySession):
     def _publish(self, message: Message) -> None:
         flags = message.flags
         qos = qos_of(flags)
-        topic = self._topic_of(flags & 3, message.topic_id)
+        topic = self._topics.find(flags & 3, message.topic_id)
         if topic is None:
             self._figures["messages_dropped"] += 1
             if qos != QOS_NEGATIVE:
@@ -575,7 +481,7 @@ class MqttSnSession(GatewaySession):
                 self._send(Message(Kind.PUBREC, msg_id=message.msg_id).encode())
             elif work.is_lost:
                 work.is_lost = False
-                topic = self._topic_of(message.flags & 3, message.topic_id)
+                topic = self._topics.find(message.flags & 3, message.topic_id)
                 assert topic is not None
                 self._pass_on(topic, message, qos, work.packet_id, 8)
             return True
@@ -667,8 +573,8 @@ class MqttSnSession(GatewaySession):
         topic_id = 0
         if kind == TopicKind.PREDEFINED:
             topic_id = int.from_bytes(message.data, "big")
-        elif kind == TopicKind.NORMAL and self._is_topic(text):
-            topic_id = self._registered(text)
+        elif kind == TopicKind.NORMAL and is_topic(text, self._levels):
+            topic_id = self._topics.registered(text)
         packet_id = self._next_id(self._works, self._requests)
         self._requests[packet_id] = _Request(Kind.SUBSCRIBE, message.msg_id, topic_id)
         options = qos | (RETAIN_FOR_NEW if message.flags & DUP else 0)
@@ -695,7 +601,7 @@ class MqttSnSession(GatewaySession):
             return data, ReturnCode.ACCEPTED
         if kind > TopicKind.SHORT or len(data) != 2:
             return b"", ReturnCode.NOT_SUPPORTED
-        topic = self._topic_of(kind, short_id(data))
+        topic = self._topics.find(kind, short_id(data))
         return (b"", ReturnCode.INVALID_TOPIC_ID) if topic is None else (topic, ReturnCode.ACCEPTED)
 
     def _requested(self, packet: Suback | Unsuback) -> None:
@@ -748,11 +654,11 @@ class MqttSnSession(GatewaySession):
         if len(topic) == 2:
             self._send_publish(publish, TopicKind.SHORT, short_id(topic), out)
             return
-        topic_id = _predefined(self._settings).by_topic.get(topic)
+        topic_id = predefined(self._settings).by_topic.get(topic)
         if topic_id is not None:
             self._send_publish(publish, TopicKind.PREDEFINED, topic_id, out)
             return
-        topic_id = self._names.get(topic)
+        topic_id = self._topics.id_of(topic)
         if topic_id is not None:
             self._send_publish(publish, TopicKind.NORMAL, topic_id, out)
         elif len(topic) + 8 > limit:
@@ -760,7 +666,7 @@ class MqttSnSession(GatewaySession):
         else:
             if out is None:
                 out = _Outgoing(publish, Step.REGISTER, 0, 0)
-            out.step, out.topic_id, out.message_id = Step.REGISTER, self._new_topic_id(), self._next_message_id()
+            out.step, out.topic_id, out.message_id = Step.REGISTER, self._topics.new_id(), self._next_message_id()
             out.registered += 1
             self._out = out
             self._ask(Message(Kind.REGISTER, topic_id=out.topic_id, msg_id=out.message_id, data=topic).encode())
@@ -806,7 +712,7 @@ class MqttSnSession(GatewaySession):
         if message.code != ReturnCode.ACCEPTED:
             self._give_up(out.publish)
         else:
-            self._keep_topic(out.publish.topic, out.topic_id)
+            self._topics.keep(out.publish.topic, out.topic_id)
             self._send_publish(out.publish, TopicKind.NORMAL, out.topic_id, out)
         self._deliver_waiting()
 
@@ -814,14 +720,14 @@ class MqttSnSession(GatewaySession):
         out = self._out
         if out is None or out.step is not Step.PUBLISH or message.msg_id != out.message_id:
             if message.code == ReturnCode.INVALID_TOPIC_ID:
-                self._forget_topic(message.topic_id)  # of a message with QoS 0
+                self._topics.forget(message.topic_id)  # of a message with QoS 0
             return
         if message.code == ReturnCode.ACCEPTED:
             if out.publish.qos == 1:
                 self._to_broker(Puback(out.publish.packet_id).encode(VERSION))
                 self._next()
-        elif message.code == ReturnCode.INVALID_TOPIC_ID and out.registered < 2 and out.publish.topic in self._names:
-            self._forget_topic(self._names[out.publish.topic])
+        elif message.code == ReturnCode.INVALID_TOPIC_ID and out.registered < 2 and self._topics.id_of(out.publish.topic):
+            self._topics.forget(self._topics.registered(out.publish.topic))
             self._answered()
             self._begin_delivery(out.publish, out)
         elif message.code != ReturnCode.CONGESTION:
@@ -1002,75 +908,6 @@ class MqttSnSession(GatewaySession):
     def _send(self, data: bytes) -> None:
         self._figures["sent"] += 1
         self.to_device.append(data)
-
-
-class PublisherSession(GatewaySession):
-    """Publishes messages with QoS -1 (MQTT-SN §6.8): predefined and short topics, without a device."""
-
-    __slots__ = ("_connect_until_s", "_levels", "_name", "_settings", "_waiting")
-
-    def __init__(self, settings: Any, levels: int, client_id: str, figures: dict[str, int], now_s: float) -> None:
-        super().__init__(figures, now_s)
-        self._settings, self._levels, self._name = settings, levels, client_id
-        self._waiting: list[tuple[int, int, bytes, bytes, bytes]] = []
-        self._connect_until_s: float = now_s + settings.idle_timeout
-        self._dial(Connect(VERSION, client_id.encode(), True, 0).encode(VERSION))
-
-    @property
-    def client_id(self) -> str:
-        return self._name
-
-    @property
-    def deadline_s(self) -> float:
-        return min(super().deadline_s, self._connect_until_s)
-
-    def from_device(self, data: bytes, now_s: float) -> None:
-        """Publishes a message that a door has let pass."""
-        self._now_s = now_s
-        message = decode(data)
-        kind, topic = message.flags & 3, None
-        if kind == TopicKind.PREDEFINED:
-            topic = _predefined(self._settings).by_id.get(message.topic_id)
-        elif kind == TopicKind.SHORT:
-            topic = short_name(message.topic_id)
-            try:
-                check_topic_name(topic, self._levels)
-            except MqttError:
-                topic = None
-        self._figures["received"] += 1
-        if topic is None or self.is_over or self.is_broker_slow or len(self._waiting) >= WAITING:
-            self._figures["messages_dropped"] += 1
-            return
-        self._figures["messages_in"] += 1
-        self._waiting.append((int(bool(message.flags & RETAIN)), 0, topic, b"", message.data))
-        self._publish()
-
-    def tick(self, now_s: float) -> None:
-        if now_s >= self._connect_until_s:
-            self._fail("the broker did not answer")
-        super().tick(now_s)
-
-    def _publish(self) -> None:
-        if self._is_connected and self._waiting:
-            self._to_broker(encode_publishes(self._waiting, VERSION))
-            self._waiting = []
-
-    def _take(self, packet: Any) -> None:
-        if type(packet) is Connack:
-            if packet.reason_code:
-                self._fail(f"the broker rejects QoS -1: {reason_text(packet.reason_code, packet.properties)}")
-                return
-            self._accepted(packet)
-            self._connect_until_s = inf
-            self._publish()
-        elif type(packet) is Disconnect:
-            self._fail(f"the broker has ended the session: {reason_text(packet.reason_code, packet.properties)}")
-
-    def _fail(self, text: str) -> None:
-        self.reason, self.is_over = text, True
-        self._figures["messages_dropped"] += len(self._waiting)
-        if self._is_connected:
-            self._to_broker(Disconnect().encode(VERSION))
 
 
 def _is_client_id(data: bytes) -> bool:
