@@ -14,7 +14,7 @@ DEBUG = os.environ.get("SHARDBROKER_DEBUG") == "1"
 SANITIZE = os.environ.get("SHARDBROKER_SANITIZE") == "1"
 PACKAGES = ("shardbroker", "acceptor", "shm") if SANITIZE else ("shardbroker", "acceptor", "shm", "perf")
 PARSERS = [
-    Path("acceptor/proxy.py"), *(Path(f"shardbroker/gateways/{name}/codec.py") for name in ("mqttsn", "stomp")),
+    Path("acceptor/proxy.py"), *(Path(f"shardbroker/gateways/{name}/codec.py") for name in ("coap", "mqttsn", "stomp")),
     *(Path(f"shardbroker/journal/{name}.py") for name in ("layout", "reader", "schema")),
 ]  # fmt: skip
 """Plain Python that reads bytes from outside: compiled with sanitizers, so that libFuzzer sees which branch an input takes."""

@@ -13,13 +13,13 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 __all__ = [
-    "ACCEPTOR", "API", "EXPROTO", "FLOWS", "INTEGRATIONS", "LINK", "MANAGER", "MQTTSN", "ROLES", "STOMP", "WORKER", "Cores",
-    "Place", "Role", "lay_places", "load",
+    "ACCEPTOR", "API", "COAP", "EXPROTO", "FLOWS", "INTEGRATIONS", "LINK", "MANAGER", "MQTTSN", "ROLES", "STOMP", "WORKER",
+    "Cores", "Place", "Role", "lay_places", "load",
 ]  # fmt: skip
 
 WORKER, MANAGER, LINK, FLOWS = "worker", "manager", "link", "flows"
 INTEGRATIONS, API, ACCEPTOR = "integrations", "api", "acceptor"
-EXPROTO, MQTTSN, STOMP = "gateway-exproto", "gateway-mqttsn", "gateway-stomp"
+COAP, EXPROTO, MQTTSN, STOMP = "gateway-coap", "gateway-exproto", "gateway-mqttsn", "gateway-stomp"
 """Names of the rows of ROLES."""
 
 
@@ -132,6 +132,8 @@ ROLES = (
         accepts=True, watched=True,
     ),
     # After the workers, which disconnect its clients.
+    Role(COAP, "shardbroker.gateways.coap.main:run", drain_order=15, needed="shardbroker.config.gateways:needs_coap",
+         loads_late=True),
     Role(EXPROTO, "shardbroker.gateways.exproto.main:run", drain_order=15, needed="shardbroker.config.gateways:needs_exproto",
          loads_late=True),
     Role(MQTTSN, "shardbroker.gateways.mqttsn.main:run", drain_order=15, needed="shardbroker.config.gateways:needs_mqttsn",

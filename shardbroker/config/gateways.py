@@ -17,9 +17,9 @@ from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_name
 
 __all__ = [
-    "AnyListener", "DatagramListener", "ExProtoGateway", "ExProtoHandler", "ExProtoListener", "ExProtoServer", "GatewayListener",
-    "Gateways", "MqttSnGateway", "PredefinedTopic", "StompGateway", "inner_listeners", "needs_exproto", "needs_mqttsn",
-    "needs_stomp", "outer_listeners", "state_file",
+    "AnyListener", "CoapGateway", "DatagramListener", "ExProtoGateway", "ExProtoHandler", "ExProtoListener", "ExProtoServer",
+    "GatewayListener", "Gateways", "MqttSnGateway", "PredefinedTopic", "StompGateway", "inner_listeners", "needs_coap",
+    "needs_exproto", "needs_mqttsn", "needs_stomp", "outer_listeners", "state_file",
 ]  # fmt: skip
 
 GATEWAY_LISTENERS_MAX = 8
@@ -89,8 +89,8 @@ class DatagramListener(AnyListener):
     bind: Annotated[Bind, AfterValidator(_address)] = Field("127.0.0.1:1884", description="HOST:PORT; IPv6 as [::1]:PORT.")
     type: Literal["udp"] = Field("udp", description="Transport.")
     max_unknown_rate: Rate = Field(
-        1000.0, gt=0, description="Datagrams of unknown senders per second that are handled, CONNECT and QoS -1 among them; "
-        "further ones are dropped."
+        1000.0, gt=0, description="Datagrams of unknown senders per second that are handled, those that open a session among "
+        "them; further ones are dropped."
     )  # fmt: skip
 
     @property
@@ -101,6 +101,12 @@ class DatagramListener(AnyListener):
     @property
     def for_datagrams(self) -> bool:
         return True
+
+
+class CoapListener(DatagramListener):
+    """One listening address of the CoAP gateway."""
+
+    bind: Annotated[Bind, AfterValidator(_address)] = Field("127.0.0.1:5683", description="HOST:PORT; IPv6 as [::1]:PORT.")
 
 
 class Gateway(Section):
@@ -205,6 +211,35 @@ class MqttSnGateway(Gateway):
     listeners: Annotated[dict[str, DatagramListener], AfterValidator(_named)] = Field({"default": DatagramListener()})
 
 
+QosOf = Literal["qos0", "qos1", "qos2", "coap"]
+
+
+class CoapGateway(Gateway):
+    """CoAP: publish and subscribe by the API of EMQX."""
+
+    connection_required: bool = Field(
+        False, description="Whether a device needs a connection, made by POST /mqtt/connection, to publish and observe."
+    )
+    heartbeat: Duration = Field(
+        30.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="A connection without a request for 1.5 times this has ended. Without "
+        "a connection, an observer is pinged after it, and the session of another device ends."
+    )  # fmt: skip
+    notify_type: Literal["non", "con", "qos"] = Field(
+        "qos", description="Type of notifications; qos: Non-confirmable for messages with QoS 0, Confirmable for others."
+    )
+    subscribe_qos: QosOf = Field(
+        "coap", description="QoS of an observation that names none; coap: 0 for a Non-confirmable request, 1 for a Confirmable one."
+    )
+    publish_qos: QosOf = Field("coap", description="QoS of a message that names none; coap: likewise.")
+    max_inflight: Whole = Field(
+        16, ge=1, le=1000, description="Requests of a device without a response; further ones get 5.03 Service Unavailable."
+    )
+    max_observations: Whole = Field(100, ge=1, le=10000, description="Topic filters that a device observes.")
+    max_body_size: Size = Field(65536, ge=64, le=16 << 20, description="Longest message of a device, in blocks.")
+    max_datagram_size: Size = Field(1400, ge=64, le=65507, description="Longest datagram of a device.")
+    listeners: Annotated[dict[str, CoapListener], AfterValidator(_named)] = Field({"default": CoapListener()})
+
+
 class ExProtoListener(GatewayListener):
     """One listening address of the ExProto gateway."""
 
@@ -302,12 +337,13 @@ class ExProtoGateway(Gateway):
 class Gateways(Section):
     """Gateways for other protocols, in a process each."""
 
+    coap: CoapGateway = CoapGateway()
     exproto: ExProtoGateway = ExProtoGateway()
     mqttsn: MqttSnGateway = MqttSnGateway()
     stomp: StompGateway = StompGateway()
 
     @property
-    def enabled(self) -> dict[str, ExProtoGateway | MqttSnGateway | StompGateway]:
+    def enabled(self) -> dict[str, CoapGateway | ExProtoGateway | MqttSnGateway | StompGateway]:
         """The gateways that run, by kind."""
         return {kind: gateway for kind, gateway in self if gateway.enable}
 
@@ -331,6 +367,11 @@ def inner_listeners(settings: Any, runtime_dir: Path) -> dict[str, Listener]:
             messages_rate=one.messages_rate, bytes_rate=one.bytes_rate,
         )  # fmt: skip
     return found
+
+
+def needs_coap(settings: Any, listeners: Sequence[Any]) -> bool:
+    """Returns whether the process of the CoAP gateway runs."""
+    return bool(settings.gateways.coap.enable)
 
 
 def needs_exproto(settings: Any, listeners: Sequence[Any]) -> bool:

@@ -27,7 +27,7 @@ from shardbroker.config.streams import Stream, check_names
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
 from shardbroker.config.watching import SlowSubs, TopicMetrics, Trace
 from shm.channels import SUPERVISOR
-from shm.roles import ACCEPTOR, API, EXPROTO, INTEGRATIONS, MANAGER, MQTTSN, STOMP, WORKER
+from shm.roles import ACCEPTOR, API, COAP, EXPROTO, INTEGRATIONS, MANAGER, MQTTSN, STOMP, WORKER
 
 __all__ = [
     "Alarm",
@@ -419,7 +419,7 @@ class Settings(Section):
     plugins: Annotated[PluginSettings, Live(MANAGER)] = PluginSettings()
     exhook: Annotated[ExHook, Live(WORKER, MANAGER, INTEGRATIONS, SUPERVISOR)] = ExHook()
     cluster: Annotated[Cluster, RESTART] = Cluster()
-    gateways: Annotated[Gateways, Live(MANAGER, SUPERVISOR, EXPROTO, MQTTSN, STOMP)] = Gateways()
+    gateways: Annotated[Gateways, Live(MANAGER, SUPERVISOR, COAP, EXPROTO, MQTTSN, STOMP)] = Gateways()
     flows: Annotated[Flows, RESTART] = Flows()
     replay: Annotated[Replay, Live(WORKER, SUPERVISOR)] = Replay()
     rule_engine: Annotated[RuleEngine, Live(MANAGER)] = RuleEngine()

@@ -16,6 +16,7 @@ Each listener of a gateway has an internal MQTT listener of its own (config/gate
     datagrams.py   listeners over UDP: devices by address, and a bound on unknown senders
     session.py     the MQTT side of a session, which all protocols have in common
     proxy.py       the PROXY header
+    coap/          all but main.py does no I/O; main.py is the entry point
     mqttsn/        codec.py, door.py and session.py do no I/O; main.py is the entry point
     stomp/         codec.py and session.py do no I/O; main.py is the entry point
 """

@@ -30,20 +30,21 @@ class Verdict(Enum):
     """The sender becomes a device."""
     PUBLISH = auto()
     """It is a message for which no connection is needed."""
+    MOVE = auto()
+    """The sender is a device that has another address now, if its token is the right one."""
 
 
 class Knock(NamedTuple):
-    """The verdict, and the answer to the sender, which is never longer than what it has sent; empty: none."""
+    """The verdict, and the answer to the sender, empty for none: short, as the protocol bounds it, since the sender may be forged.
+    claim: client id and token for MOVE, whose answer is for a wrong one."""
 
     verdict: Verdict
     answer: bytes = b""
+    claim: tuple[str, bytes] = ("", b"")
 
 
 class Door(Protocol):
     """What a protocol decides about datagrams before there is a device."""
-
-    busy: bytes
-    """Answer to a datagram that would open a device if there were place for it."""
 
     @property
     def max_size(self) -> int:
@@ -52,6 +53,9 @@ class Door(Protocol):
     def split(self, data: bytes) -> tuple[bytes, bytes, bytes] | None:
         """Returns the head that an answer has to have, the name of the device behind that address, and the message; None for
         another kind of datagram."""
+
+    def busy(self, message: bytes) -> bytes:
+        """Returns the answer to a datagram that would open a device if there were place for it."""
 
     def knock(self, message: bytes) -> Knock:
         """Returns what becomes of a message of an unknown sender."""
@@ -89,7 +93,7 @@ class DatagramDevice(Device):
         self.key, self.peer = key, peer
         self._name = ""
         self.is_silent = True
-        """It has sent nothing since it was accepted."""
+        """It has sent nothing since it was accepted, or its address is not proven."""
 
     def open(self, message: bytes) -> None:
         """Begins with the message that has opened the device."""
@@ -175,6 +179,13 @@ class DatagramServer:
             rival.broker_lost("the client has connected from another address")
         return new
 
+    def move(self, device: DatagramDevice, key: Any, peer: Peer) -> None:
+        """Notes another address of a device."""
+        if self.devices.get(device.key) is device:
+            del self.devices[device.key]
+        device.key, device.peer = key, peer
+        self.devices[key] = device
+
     def forget(self, device: DatagramDevice, name: str) -> None:
         """Drops a device that has ended."""
         if self._names.get(name) is device:
@@ -212,7 +223,7 @@ class DatagramServer:
         device = self.devices.get(key)
         if device is None:
             return self._unknown(key, head, message, peer, now_s)
-        if device.is_silent and device.session is not None and device.session.is_accepted:
+        if device.is_silent and device.session is not None and device.session.is_proven:
             device.is_silent = False
             self._silent.pop(device, None)
         device.received(message, now_s)
@@ -236,6 +247,12 @@ class DatagramServer:
             if publisher.session is not None:
                 publisher.session.from_device(message, now_s)
             return publisher
+        if knock.verdict is Verdict.MOVE:
+            device = self._names.get(knock.claim[0])
+            if device is not None and device.session is not None and device.session.has_token(knock.claim[1]):
+                self.move(device, key, peer)
+                device.received(message, now_s)
+                return device
         if knock.answer:
             self.send(head + knock.answer, peer)
         return None
@@ -246,7 +263,7 @@ class DatagramServer:
         device = DatagramDevice(self, self._home, key, peer, head)
         if not self._home.admits(device, peer):
             if self._home.is_full:
-                self.send(head + self._door.busy, peer)
+                self.send(head + self._door.busy(message), peer)
             return None
         self.devices[key] = device
         self._silent[device] = None

@@ -79,6 +79,15 @@ class GatewaySession:
         return self._is_connected
 
     @property
+    def is_proven(self) -> bool:
+        """Returns whether the address of a device that sends datagrams again is taken for its own."""
+        return self._is_connected
+
+    def has_token(self, token: bytes) -> bool:
+        """Returns whether a device that sends datagrams from another address may go on with this session."""
+        return False
+
+    @property
     def reads_device(self) -> bool:
         """Returns whether the device may be read: not while what was read cannot be handled."""
         return True

@@ -262,6 +262,7 @@ def _gateways(gateways: Iterable[dict[str, Any]]) -> Iterator[str]:
         ("malformed", "Datagrams that are no message of the protocol, or too long."),
         ("unknown_dropped", "Datagrams of unknown senders above max_unknown_rate."),
         ("lost", "Datagrams that the kernel did not take."),
+        ("withheld", "Datagrams to an address that is not proven, above three times what it has sent."),
     ):
         rows = [({"gateway": one["name"]}, one["figures"][name]) for one in enabled if name in one["figures"]]
         if rows:

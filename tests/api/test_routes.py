@@ -430,7 +430,7 @@ def test_programs_behind_hooks(rest: Rest) -> None:
 def test_gateways(rest: Rest) -> None:
     """More about them: tests/gateways."""
     assert [(row["name"], row["status"]) for row in rest.good("GET", "/gateways")] == [
-        ("exproto", "unloaded"), ("mqttsn", "unloaded"), ("stomp", "unloaded"),
+        ("coap", "unloaded"), ("exproto", "unloaded"), ("mqttsn", "unloaded"), ("stomp", "unloaded"),
     ]  # fmt: skip
     assert rest.good("GET", "/gateways/stomp")["listeners"][0]["id"] == "stomp:tcp:default"
     assert rest.good("GET", "/gateways/stomp/clients")["data"] == []

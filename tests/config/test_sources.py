@@ -88,7 +88,8 @@ def test_no_limit_is_written_as_infinity_or_0() -> None:
     [
         (
             "max_inflight=3",
-            "unknown key; did you mean mqtt.max_inflight or gateways.exproto.max_inflight or gateways.mqttsn.max_inflight or "
+            "unknown key; did you mean mqtt.max_inflight or gateways.coap.max_inflight or gateways.exproto.max_inflight or "
+            "gateways.mqttsn.max_inflight or "
             "gateways.stomp.max_inflight or connectors.mqtt.<name>.max_inflight?",
         ),
         ("mqtt.worker=3", "unknown key; did you mean process.workers?"),

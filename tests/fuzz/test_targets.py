@@ -58,7 +58,9 @@ def too_patient(real: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 def put_fault(name: str, target: Any, patch: pytest.MonkeyPatch) -> None:
     """Replaces what this target tests by something with a fault."""
-    if name == "codec":
+    if name == "coap":
+        patch.setattr(target, "decode", changed(target.decode, lambda found: found._replace(payload=found.payload + b"!")))
+    elif name == "codec":
         real = target._Core.answers
         # Byte by byte, the last one never arrives.
         patch.setattr(target._Core, "answers", lambda core, parts: real(core, parts[:-1] if len(parts) > 2 else parts))

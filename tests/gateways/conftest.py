@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shardbroker.control import Control
+from tests.gateways.coap_client import CoapClient
 from tests.gateways.mqttsn_client import MqttSnClient
 from tests.gateways.stomp_client import StompClient
 from tests.harness import Broker, free_port, until
@@ -37,6 +38,10 @@ class GatewayBroker(Broker):
         """A device, which is not connected yet."""
         return MqttSnClient(self.at, head, source)
 
+    def coap(self, source: str = "") -> CoapClient:
+        """An endpoint, which has no session yet."""
+        return CoapClient(self.at, source)
+
     def figures(self, kind: str) -> dict[str, int]:
         found: dict[str, int] = self.ctl("gateways show", name=kind)["figures"]
         return found
@@ -63,6 +68,14 @@ def sn() -> Iterator[GatewayBroker]:
     predefined = '[{ id = 7, topic = "pre/seven" }]'
     settings = {"enable_qos3": "true", "predefined": predefined, "gateway_id": 9}
     with GatewayBroker(3, settings, "mqttsn") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def coap() -> Iterator[GatewayBroker]:
+    """Without a need for connections."""
+    with GatewayBroker(3, {"idle_timeout": "3s"}, "coap") as broker:
+        broker.wait_for_log("gateway listener opened")
         yield broker
 
 

@@ -345,7 +345,7 @@ def test_rest_and_metrics(name: str) -> None:
             assert 'shardbroker_gateway_up{gateway="stomp"} 1' in text
             assert 'shardbroker_gateway_connections{listener="stomp:tcp:default"} 1' in text
             assert 'shardbroker_gateway_messages_in{gateway="stomp"} 1' in text
-            assert rest.refused("GET", "/gateways/coap") == (404, "NOT_FOUND")
+            assert rest.refused("GET", "/gateways/nothing") == (404, "NOT_FOUND")
             rest.good("PUT", "/gateways/stomp/enable/false")
             client.expect_error("the")
         assert rest.good("GET", "/gateways")[-1]["status"] == "unloaded"

@@ -8,7 +8,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", ["mqttsn_statements.md", "stomp_statements.md"])
+@pytest.mark.parametrize("name", ["coap_statements.md", "mqttsn_statements.md", "stomp_statements.md"])
 def test_every_test_of_a_table_exists(name: str) -> None:
     rows = [line for line in (HERE / name).read_text().splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 40

@@ -170,11 +170,14 @@ class _RawPublisher(Device):
 class _Door:
     """Every datagram of an unknown sender opens a connection: what it is, only the program can know."""
 
-    busy = b""
     max_size = DATAGRAM_MAX
 
     def __init__(self, settings: Callable[[], Any], levels: int, client_id: str, figures: dict[str, int]) -> None:
         """There is nothing to decide."""
+
+    def busy(self, message: bytes) -> bytes:
+        """Returns no answer: the gateway does not know the protocol."""
+        return b""
 
     def split(self, data: bytes) -> tuple[bytes, bytes, bytes]:
         return b"", b"", data

@@ -17,13 +17,12 @@ OF_GATEWAYS = frozenset({
     Kind.WILLTOPICRESP, Kind.WILLMSGRESP,
 })  # fmt: skip
 """Messages that only gateways send. They are not answered, nor is DISCONNECT without a duration, which gateways send too."""
+_CONGESTION = Message(Kind.CONNACK, code=ReturnCode.CONGESTION).encode()
 _DISCONNECT = Message(Kind.DISCONNECT).encode()
 
 
 class MqttSnDoor:
     """settings: returns `gateways.mqttsn` as it is in force. client_id: of the session that publishes QoS -1."""
-
-    busy = Message(Kind.CONNACK, code=ReturnCode.CONGESTION).encode()
 
     def __init__(self, settings: Callable[[], Any], levels: int, client_id: str, figures: dict[str, int]) -> None:
         self._settings, self._levels, self._client_id, self._figures = settings, levels, client_id, figures
@@ -40,6 +39,10 @@ class MqttSnDoor:
         except MqttSnError:
             return None
         return head, head[HEADER:], message
+
+    def busy(self, message: bytes) -> bytes:
+        """Returns CONNACK with `congestion`."""
+        return _CONGESTION
 
     def knock(self, message: bytes) -> Knock:
         try:

@@ -21,7 +21,7 @@ KICKS_AT_ONCE = 100
 """Clients in one command."""
 
 Record = dict[str, Any]
-GATEWAY_NAMES = {"exproto": "ExProto", "mqttsn": "MQTT-SN"}
+GATEWAY_NAMES = {"coap": "CoAP", "exproto": "ExProto", "mqttsn": "MQTT-SN"}
 """Names of protocols that are not the capitals of their gateway's."""
 
 

@@ -1,0 +1,13 @@
+"""Entry point of the CoAP gateway."""
+
+from shardbroker.gateways import process
+from shardbroker.gateways.coap.door import CoapDoor
+from shardbroker.gateways.coap.session import FIGURES, CoapSession
+from shm.topology import Topology
+
+__all__ = ["run"]
+
+
+def run(topology: Topology) -> None:
+    """Serves until SIGTERM."""
+    process.run(topology, "coap", CoapSession, FIGURES, CoapDoor)
