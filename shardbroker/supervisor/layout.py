@@ -8,6 +8,7 @@ import fcntl
 import os
 import secrets
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -65,6 +66,10 @@ SO_SNDBUFFORCE = 32
 """From asm-generic/socket.h: like SO_SNDBUF, but not capped by net.core.wmem_max; privileged processes only."""
 RING_MAX, RING_MIN, RINGS_TOTAL = 4 << 20, 1 << 16, 512 << 20
 """Most and least bytes of one ring, and of all rings together when `process.ring_size` is auto."""
+RINGS_PART = 2
+"""All rings take at most this fraction of SHARED when `process.ring_size` is auto: a process that writes to a page for which there
+is no room is killed."""
+SHARED = Path("/dev/shm")
 PEER_RING_MAX, PEERS_EXPECTED = 1 << 20, 32
 """Most bytes of one ring to a peer, and the number of peers that share RINGS_TOTAL when `cluster.ring_size` is auto."""
 ENDING_S = 5.0
@@ -157,7 +162,7 @@ def lay_out(
                 data_dir=data_dir,
                 places=places,
                 weights=weights,
-                ring_bytes=_ring_bytes(process.ring_size, inboxes),
+                ring_bytes=_ring_bytes(process.ring_size, inboxes, _size_of_shared()),
                 doorbells=tuple(_kept(undo, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)) for _ in range(inboxes)),
                 channels=_lay_channels(undo, places),
                 parse_listener=Listener.model_validate,
@@ -316,9 +321,22 @@ def chosen_weights(text: str, workers: int) -> tuple[int, ...]:
     return weights
 
 
-def _ring_bytes(setting: int | str, inboxes: int) -> int:
-    """Returns the capacity of a ring, the largest power of two up to the setting."""
-    return _power_of_two(int(setting) if setting != "auto" else max(RING_MIN, min(RING_MAX, RINGS_TOTAL // inboxes**2)))
+def _size_of_shared() -> int:
+    """Returns the size of SHARED, bytes; one without a limit counts as the address space."""
+    found = os.statvfs(SHARED)
+    return found.f_frsize * found.f_blocks or sys.maxsize
+
+
+def _ring_bytes(setting: int | str, inboxes: int, shared: int) -> int:
+    """Returns the capacity of a ring, the largest power of two up to the setting. Raises StartError if all rings are larger than
+    `shared`, bytes."""
+    rings = inboxes**2
+    auto = max(RING_MIN, min(RING_MAX, min(RINGS_TOTAL, shared // RINGS_PART) // rings))
+    size = _power_of_two(auto if setting == "auto" else int(setting))
+    if size * rings > shared:
+        wanted = f"{rings} rings of {size >> 10} KB take {size * rings >> 20} MB, and {SHARED} has {shared >> 20} MB"
+        raise StartError(f"process.ring_size: {wanted}: use fewer workers or a smaller ring_size, or enlarge {SHARED}")
+    return size
 
 
 def _power_of_two(wanted: int) -> int:
