@@ -18,8 +18,8 @@ __all__ = [
 
 EXTRAS = {
     "_pulsar": "pulsar", "aiobotocore": "s3", "aiodynamo": "dynamodb", "aiohttp": "auth", "aiokafka": "kafka", "argon2": "auth",
-    "asyncmy": "mysql", "asyncpg": "postgresql", "bcrypt": "auth", "bonsai": "ldap", "botocore": "s3", "cassandra": "cassandra",
-    "cramjam": "kafka", "hiredis": "redis", "jwt": "auth", "pymongo": "mongodb", "redis": "redis",
+    "asyncmy": "mysql", "asyncpg": "postgresql", "bcrypt": "auth", "bonsai": "ldap", "botocore": "s3", "bson": "mongodb",
+    "cassandra": "cassandra", "cramjam": "kafka", "hiredis": "redis", "jwt": "auth", "pymongo": "mongodb", "redis": "redis",
 }  # fmt: skip
 """Maps a library to the extra of the package that installs it."""
 
@@ -113,5 +113,5 @@ def one_line(text: str) -> str:
 def missing_library(error: ImportError) -> str:
     """Returns the name of a missing library, with the command that installs it where it is known."""
     library = (error.name or "").partition(".")[0]
-    extra = f"; pip install shardbroker[{EXTRAS[library]}]" if library in EXTRAS else ""
+    extra = f"; pip install 'shardbroker[{EXTRAS[library]}]'" if library in EXTRAS else ""
     return f"the library {library or error}{extra}"

@@ -73,7 +73,7 @@ class HookService:
         try:
             module = import_module("shardbroker.integrations.exhook.programs")
         except ImportError as error:
-            raise BackendError(f"exhook.servers needs the library {error.name}; pip install shardbroker[exhook]") from None
+            raise BackendError(f"exhook.servers needs the library {error.name}; pip install 'shardbroker[exhook]'") from None
         made: Programs = module.Programs(settings, self._topology.node_name, self._report, self._on_wanted)
         return made
 
