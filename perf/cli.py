@@ -22,7 +22,7 @@ from perf.page import PageError, write_page
 from perf.plan import Plan, PlanError
 from perf.report import comparison, json_line, table
 
-__all__ = ["main"]
+__all__ = ["build_parser", "main"]
 
 TEXTS = {
     "conn": "clients that connect and stay, with -t also subscribe",
@@ -41,7 +41,7 @@ TEXTS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit code. `argv` has no program name."""
-    parser, verbs = _parser()
+    parser, verbs = build_parser()
     arguments = parser.parse_args(argv)
     verb = verbs[arguments.verb]
     # SIGTERM is treated like Ctrl-C: the results so far are shown, and no broker is left running.
@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
+def build_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
+    """Returns the parser, and those of its verbs."""
     parser = Parser(prog="shardbroker perf", description="Load tests of MQTT brokers.")
     subparsers = parser.add_subparsers(required=True, metavar="VERB", dest="verb")
     verbs: dict[str, argparse.ArgumentParser] = {}

@@ -5,9 +5,10 @@ import ipaddress
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from perf.plan import CHOICES, LIMITS, PAYLOAD_MIN, PLACEMENTS, TEMPLATE_NAMES, WINDOW_MAX, Plan, PlanError
+from shardbroker.config.parser import Parser as CommandParser
 
 __all__ = ["LOADS", "Parser", "add_load", "add_scenario", "choice", "number", "plan_from"]
 
@@ -16,16 +17,12 @@ LOADS = ("conn", "sub", "pub")
 INTERVAL_MS_MAX = 3_600_000
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(CommandParser):
     """A parser in which -h is the host, as in emqtt-bench. Options are not abbreviated, so that a new one breaks no script."""
 
     def __init__(self, prog: str | None = None, description: str | None = None) -> None:
         super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False)
         self.add_argument("--help", action="help", help="show this help and exit")
-
-    def error(self, message: str) -> NoReturn:
-        """Prints one line: the usage with all options would bury the error."""
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def number(name: str, whole: bool = True, low: float | None = None, high: float | None = None) -> Callable[[str], float]:

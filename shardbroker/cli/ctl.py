@@ -14,11 +14,11 @@ from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
 import click
-from click.shell_completion import shell_complete
 from pydantic.fields import FieldInfo
 
 from shardbroker.cli import render
 from shardbroker.cli.actions import cursor
+from shardbroker.cli.completion import complete, keys_from
 from shardbroker.cli.locate import running_data_dir
 from shardbroker.cli.rules import test
 from shardbroker.config import ConfigError
@@ -26,7 +26,7 @@ from shardbroker.config.keys import dotted
 from shardbroker.config.sources import KEPT_FILE, read_kept, without, write_kept
 from shardbroker.control import VERBS, Control, ControlError, Verb
 
-__all__ = ["app", "complete", "main"]
+__all__ = ["app", "main"]
 
 GROUPS = {
     "clients": "Clients: list, find, kick.",
@@ -98,8 +98,8 @@ def app(context: click.Context, data_dir: Path | None, config: Path | None, as_j
 @app.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print a script that completes `shardbroker ctl` in this shell: evaluate it, or store it where the shell searches."""
-    complete(f"{shell}_source")
+    """Print a script that completes `shardbroker` in this shell: evaluate it, or store it where the shell searches."""
+    complete(f"{shell}_source", "_SHARDBROKER_COMPLETE", {})
 
 
 @app.command("reference")
@@ -129,15 +129,6 @@ def backup(context: click.Context, file: Path) -> int:
 
 SECRET = "password"
 """The field of a verb that is never an option."""
-COMPLETE_VARIABLE = "_SHARDBROKER_COMPLETE"
-"""Variable set by the shell when it requests completions."""
-
-
-def complete(instruction: str) -> int:
-    """Prints completions for a shell, or the completion script; returns the exit code."""
-    others = ("serve", "config", "top", "journal", "perf", "restore")
-    whole = click.Group("shardbroker", commands={"ctl": app, **{name: click.Command(name) for name in others}})
-    return shell_complete(whole, {}, "shardbroker", COMPLETE_VARIABLE, instruction)
 
 
 def add_verbs(root: click.Group, verbs: Iterable[Verb]) -> None:
@@ -162,6 +153,8 @@ def command_of(verb: Verb, name: str) -> click.Command:
     for field_name, field in fields.items():
         if field_name != SECRET:
             params.append(parameter_of(field_name, field))
+            if verb.name.startswith("config ") and field_name == "key":
+                params[-1] = with_keys(params[-1])
     if "payload" in fields and fields["payload"].annotation is bytes:
         params.append(click.Option(["--stdin", "from_stdin"], is_flag=True, help="Read the payload from standard input."))
     if "cursor" in fields:
@@ -251,6 +244,14 @@ def parameter_of(name: str, field: FieldInfo) -> click.Parameter:
     shown = None if field.default in (None, ..., "") or field.is_required() else str(field.default)
     text = f"{field.description} [default: {shown}]" if shown else field.description
     return click.Option([flag, name], type=type_, multiple=many, required=field.is_required(), help=text)
+
+
+def with_keys(parameter: click.Parameter) -> click.Parameter:
+    """Returns the argument, completed with configuration keys."""
+    return click.Argument(
+        [str(parameter.name)], type=parameter.type, required=parameter.required, nargs=parameter.nargs,
+        shell_complete=lambda context, parameter, incomplete: keys_from(incomplete),
+    )  # fmt: skip
 
 
 def check_pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ Made by `shardbroker ctl reference`; the table of verbs is `shardbroker/control/
 
 It talks to the broker through the socket `ctl.sock` in its data directory, which belongs to the user of the broker (mode 0600), so
 there is no password. Without `--data-dir` the directory is found as `serve` finds it. `--json` prints JSON. `--all` reads all pages
-of a list; as JSON that is one row a line. `eval "$(shardbroker ctl completion bash)"` completes verbs and options; `zsh` and `fish`
-have theirs.
+of a list; as JSON that is one row a line. `eval "$(shardbroker ctl completion bash)"` completes verbs, options and
+configuration keys; `zsh` and `fish` have theirs.
 
 - Lists are read from shared memory and cost the workers nothing: clients from the registry, which each worker writes every
   200 ms, routes from the route table. A page looks at 10,000 clients at most, so one that is filtered may be short, or empty, and

@@ -13,11 +13,13 @@ from typing import Any
 
 from shardbroker import __version__
 from shardbroker.cli.listen import LISTEN_HELP, parse_listen
-from shardbroker.cli.parser import Parser
 from shardbroker.config import ConfigError, Loaded, load, reference, show
+from shardbroker.config.parser import Parser
 
 __all__ = ["main"]
 
+COMPLETE_VARIABLE = "_SHARDBROKER_COMPLETE"
+"""Variable set by the shell when it requests completions."""
 FORMATS = ("mosquitto", "emqx", "backend", "bridge", "template")
 """Kinds of files of `config import`; the last two are those of EMQ X Enterprise's plugins."""
 
@@ -29,10 +31,8 @@ def main(argv: list[str] | None = None) -> int:
         from perf.cli import main as perf  # has options of its own
 
         return perf(argv[1:])
-    if "_SHARDBROKER_COMPLETE" in os.environ:
-        from shardbroker.cli.ctl import complete
-
-        return complete(os.environ["_SHARDBROKER_COMPLETE"])
+    if COMPLETE_VARIABLE in os.environ:
+        return _complete(os.environ[COMPLETE_VARIABLE])
     if argv[:1] == ["export"]:
         from shardbroker.cli.export import main as export
 
@@ -100,6 +100,18 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     commands.add_parser("export", help="journals to Parquet or Delta with Spark, exactly once: export --help")
     verbs.add_parser("reference", help="print docs/configuration.md").set_defaults(run=_reference)
     return parser
+
+
+def _complete(instruction: str) -> int:
+    import click
+
+    from perf.cli import build_parser
+    from shardbroker.cli.completion import complete, verbs_of
+    from shardbroker.cli.ctl import app
+
+    perf, _ = build_parser()
+    verbs = verbs_of(_parser(""))
+    return complete(instruction, COMPLETE_VARIABLE, verbs | {"ctl": app, "perf": click.Group("perf", commands=verbs_of(perf))})
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from shardbroker.cli.ctl import COMPLETE_VARIABLE, app
+from shardbroker.cli.ctl import app
 from shardbroker.cli.ctl_reference import reference
+from shardbroker.cli.main import COMPLETE_VARIABLE
 from shardbroker.control import VERBS, Control, ControlError
 from shardbroker.control.protocol import SOCKET_NAME, Frames, encode_frame
 from shardbroker.management.context import HANDLERS
@@ -47,13 +48,26 @@ def test_the_page_of_verbs_is_up_to_date() -> None:
     assert page.read_text() == reference(), "make docs"
 
 
-def test_completion_names_the_verbs(broker: Broker) -> None:
+def completed(line: str) -> list[str]:
+    """What bash offers for the last word of a line."""
+    program = Path(sys.executable).with_name("shardbroker")
+    asked = {COMPLETE_VARIABLE: "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    done = subprocess.run([program], capture_output=True, text=True, env=os.environ | asked)
+    return [word.partition(",")[2] for word in done.stdout.split()]
+
+
+def test_completion_names_verbs_options_and_keys() -> None:
     program = Path(sys.executable).with_name("shardbroker")
     done = subprocess.run([program, "ctl", "completion", "bash"], capture_output=True, text=True, check=True)
     assert COMPLETE_VARIABLE in done.stdout
-    environment = {**os.environ, COMPLETE_VARIABLE: "bash_complete", "COMP_WORDS": "shardbroker ctl clients k", "COMP_CWORD": "3"}
-    done = subprocess.run([program], capture_output=True, text=True, env=environment)
-    assert done.stdout.split() == ["plain,kick", "plain,kick-all"]
+    assert completed("shardbroker ctl clients k") == ["kick", "kick-all"]
+    assert {"serve", "install", "uninstall", "tune", "export", "top", "perf", "ctl", "config"} <= set(completed("shardbroker "))
+    assert completed("shardbroker config c") == ["check"]
+    assert "verify" in completed("shardbroker journal ")
+    assert completed("shardbroker perf fan") == ["fanin", "fanout"]
+    assert completed("shardbroker serve --wor") == ["--workers"]
+    assert completed("shardbroker serve --set mqtt.max_infl") == ["mqtt.max_inflight"]
+    assert completed("shardbroker ctl config set mqtt.max_infl") == ["mqtt.max_inflight"]
 
 
 # --- node ---------------------------------------------------------------------------------------------------------------------

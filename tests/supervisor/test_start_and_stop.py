@@ -69,6 +69,8 @@ def test_a_start_and_a_stop_say_what_one_needs(tmp_path: Path) -> None:
     [
         (["sevre"], "did you mean serve?"),
         (["config", "chek"], "did you mean check?"),
+        (["journal", "verfy"], "did you mean verify?"),
+        (["perf", "fanuot"], "did you mean fanout?"),
         (["serve", "--wrokers", "2"], "did you mean --workers?"),
         (["journal", "xyzzy"], "see shardbroker journal --help"),
     ],
@@ -77,6 +79,11 @@ def test_a_wrong_word_gets_the_one_that_was_meant(words: list[str], hint: str, c
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2 and hint in capsys.readouterr().err
+
+
+def test_a_wrong_verb_of_ctl_gets_the_one_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ctl", "clients", "kcik"]) == 2
+    assert "Did you mean 'kick'" in capsys.readouterr().err
 
 
 def test_the_command_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
