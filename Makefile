@@ -190,10 +190,11 @@ docs: tools
 	$(BIN)/python -m shardbroker.management.reference > docs/counters.md
 	$(BIN)/zensical build --strict
 
-# Descriptors of what programs behind hooks and gateways provide and call; tests compare them with the .proto files.
+# Descriptors of gRPC services, those of programs behind hooks and gateways and etcd's; tests compare them with the .proto files.
 proto: tools
 	cd shardbroker/integrations/exhook && $(CURDIR)/$(BIN)/python -m grpc_tools.protoc -I. --descriptor_set_out=exhook.binpb exhook.proto
 	cd shardbroker/gateways/exproto && $(CURDIR)/$(BIN)/python -m grpc_tools.protoc -I. --descriptor_set_out=exproto.binpb exproto.proto
+	cd shardbroker/membership && $(CURDIR)/$(BIN)/python -m grpc_tools.protoc -I. --descriptor_set_out=etcd.binpb etcd.proto
 
 # dist/: wheels that run on any Linux with a libc no older than this machine's; cibuildwheel makes those for all Pythons.
 wheel: tools

@@ -41,6 +41,7 @@ LISTED = (
             ("slapd|slapadd", "tests/access/", "OpenLDAP's server"),
             ("mariadb.*", "tests/(access|flows)/", "MariaDB"),
             ("redis.*", "tests/(access|connectors|flows)/", "Redis"),
+            ("etcd(ctl)?", "tests/(cluster|membership)/", "etcd"),
             ("initdb|postgres|psql", "tests/(access|flows)/", "PostgreSQL"),
             ("java|mvn", "tests/(access|connectors|flows)/", "what servers in Java need"),
             ("influxd?", "tests/flows/", "InfluxDB"),

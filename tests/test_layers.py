@@ -59,6 +59,15 @@ MAY_USE = {
         "shardbroker.stores",
         "shm",
     ),
+    # The core of a cluster: etcd, and who is a member by it.
+    "shardbroker.membership": (
+        "shardbroker.cluster",
+        "shardbroker.config",
+        "shardbroker.logs",
+        "shardbroker.mqtt",
+        "shardbroker.stores",
+        "shm",
+    ),
     # Consumers of journals: rules, and what rules do.
     "shardbroker.flows": (
         "shardbroker.access",

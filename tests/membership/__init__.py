@@ -1,0 +1,1 @@
+"""Membership kept by etcd."""
