@@ -20,7 +20,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: $(SOURCES) | packages-to-serve
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip "setuptools>=80" "Cython>=3.3,<3.4"
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[dashboard,auth,redis,postgresql,mysql,mongodb,cassandra,dynamodb,s3,kafka,pulsar,exhook,rules]"
+	$(BIN)/pip install --quiet --no-build-isolation --editable ".[dashboard,auth,redis,postgresql,mysql,mongodb,cassandra,dynamodb,s3,kafka,pulsar,exhook,cluster,rules]"
 	touch $@
 
 # System packages of all verbs; the others install theirs by themselves where they may (see the script).
@@ -169,7 +169,8 @@ soak: tools
 
 # The failure table of docs/design/0011-cluster.md: nodes in network namespaces, with cuts, delays, kills; needs root and /dev/net/tun.
 partitions: packages tools
-	$(BIN)/python -m pytest -q -rsP tests/cluster/real/failures.py tests/cluster/real/moves.py tests/cluster/real/splits.py
+	$(BIN)/python -m pytest -q -rsP tests/cluster/real/failures.py tests/cluster/real/moves.py tests/cluster/real/splits.py \
+	tests/cluster/real/core_failures.py
 
 lint: tools
 	$(BIN)/ruff check .

@@ -45,6 +45,7 @@ CHANNELS = (
     Channel("sessions", "worker", "link", "shardbroker.link.session_channel"),  # packets of up to 64 KB, to link-0 only; answered
     Channel("sockets", "link", "link", "shardbroker.link.sockets"),  # a mark, with the socket of a peer; from link-0 only
     Channel("flows", "manager", "flows", "shardbroker.flows.wire"),  # CBOR; answered
+    Channel("core", "manager", "cluster", "shardbroker.cluster.core"),  # CBOR; answered
     Channel("replays", "worker", "flows", "shm.replays"),  # CBOR; answered
 )
 

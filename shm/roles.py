@@ -13,12 +13,12 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 __all__ = [
-    "ACCEPTOR", "API", "COAP", "EXPROTO", "FLOWS", "INTEGRATIONS", "LINK", "MANAGER", "MQTTSN", "ROLES", "STOMP", "WORKER",
-    "Cores", "Place", "Role", "lay_places", "load",
+    "ACCEPTOR", "API", "CLUSTER", "COAP", "EXPROTO", "FLOWS", "INTEGRATIONS", "LINK", "MANAGER", "MQTTSN", "ROLES", "STOMP",
+    "WORKER", "Cores", "Place", "Role", "lay_places", "load",
 ]  # fmt: skip
 
 WORKER, MANAGER, LINK, FLOWS = "worker", "manager", "link", "flows"
-INTEGRATIONS, API, ACCEPTOR = "integrations", "api", "acceptor"
+INTEGRATIONS, API, ACCEPTOR, CLUSTER = "integrations", "api", "acceptor", "cluster"
 COAP, EXPROTO, MQTTSN, STOMP = "gateway-coap", "gateway-exproto", "gateway-mqttsn", "gateway-stomp"
 """Names of the rows of ROLES."""
 
@@ -139,6 +139,9 @@ ROLES = (
     Role(MQTTSN, "shardbroker.gateways.mqttsn.main:run", drain_order=15, needed="shardbroker.config.gateways:needs_mqttsn",
          loads_late=True),
     Role(STOMP, "shardbroker.gateways.stomp.main:run", drain_order=15, needed="shardbroker.config.gateways:needs_stomp",
+         loads_late=True),
+    # First of all: other nodes then take over its partitions, and need not wait for the end of its lease.
+    Role(CLUSTER, "shardbroker.membership.main:run", drain_order=5, needed="shardbroker.config.cluster:needs_core",
          loads_late=True),
 )  # fmt: skip
 """Roles in the order in which they are started."""

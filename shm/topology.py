@@ -104,6 +104,8 @@ class Topology:
     """Listening descriptor for connections of other nodes; -1 without a cluster."""
     link_address: str = ""
     """Address of this node among the members of its cluster."""
+    cluster_uuid: bytes = b""
+    """Uuid of the cluster; empty without one."""
     peer_ring_bytes: int = 0
     """Capacity of a ring from one worker to one peer, a power of two."""
 
@@ -201,6 +203,21 @@ class Topology:
     def peer_routes_dir(self) -> Path:
         """Returns the directory in which the routes of other nodes outlive the broker."""
         return self.data_dir / "cluster" / "routes"
+
+    @property
+    def core_file(self) -> Path:
+        """Returns the file with the members by the core, written by the process `cluster` once it has reached the core."""
+        return self.runtime_dir / "core-members"
+
+    @property
+    def core_copy(self) -> Path:
+        """Returns the file in which they outlive the broker."""
+        return self.data_dir / "cluster" / "members"
+
+    @property
+    def core_state(self) -> Path:
+        """Returns the file with the state of the process `cluster`, JSON."""
+        return self.runtime_dir / "core.json"
 
     @property
     def view_name(self) -> str:

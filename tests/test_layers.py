@@ -135,10 +135,12 @@ MAY_USE = {
     "shardbroker.supervisor": (
         "shardbroker.access",
         "shardbroker.api",
+        "shardbroker.cluster",
         "shardbroker.config",
         "shardbroker.integrations",
         "shardbroker.logs",
         "shardbroker.management",
+        "shardbroker.membership",
         "shardbroker.stores",
         "shardbroker.worker",
         "acceptor",
@@ -223,7 +225,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "shardbroker.management": (
         (
             "access", "action_alarms",
-            "alarm_watch", "alarms", "audit", "client_events", "client_topics", "cluster_view", "configuration",
+            "alarm_watch", "alarms", "audit", "client_events", "client_topics", "cluster_view", "configuration", "core_calls",
             "definitions", "disk_alarms", "feed", "flows_calls", "gateway_state", "hold_alarms", "stream_holds",
             "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "rules", "server", "sinks", "streams",
             "sys_publisher", "sys_topics",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
+from shardbroker.cluster.core import CoreView
 from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.handshake import AUTH_TIMEOUT_MS, Handshake, Identity
 from shardbroker.cluster.messages import (
@@ -67,9 +68,10 @@ class Signals:
         settings: ViewSettings | None = None,
         suback: SubackWait | None = None,
         auth_timeout_ms: int = AUTH_TIMEOUT_MS,
+        core: CoreView | None = None,
     ) -> None:
         self.me = me
-        self.view = View(me, seeds, settings or ViewSettings(), rng, now_ms)
+        self.view = View(me, seeds, settings or ViewSettings(), rng, now_ms, core)
         self.suback = SubackWait() if suback is None else suback
         # An earlier process may have sent the SUBACK of any of them.
         self.suback.sent = source.head
@@ -269,7 +271,18 @@ class Signals:
 
     def set_seeds(self, seeds: Iterable[str], now_ms: int) -> list[Output]:
         """Makes these addresses the members."""
-        done = self._gone(self.view.set_seeds(seeds, now_ms))
+        return self._changed(self.view.set_seeds(seeds, now_ms), now_ms)
+
+    def set_core(self, core: CoreView, now_ms: int) -> list[Output]:
+        """Takes a view of the core."""
+        return self._changed(self.view.set_core(core, now_ms), now_ms)
+
+    def forget(self, node_id: int) -> list[Output]:
+        """Removes what is kept for a node that is not linked."""
+        return self._gone([Gone(node_id)])
+
+    def _changed(self, found: list[Output], now_ms: int) -> list[Output]:
+        done = self._gone(found)
         for one in done:
             if isinstance(one, Close):
                 self._forget(one.connection, now_ms)

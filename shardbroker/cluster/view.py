@@ -1,4 +1,4 @@
-"""Membership without a core (`cluster.core.mode = none`): the members are the seeds, and each node judges its own links.
+"""Membership: without a core (`cluster.core.mode = none`) the members are the seeds, and each node judges its own links.
 
     link of a peer    DOWN -> HELLO -> SYNCING -> UP <-> SUSPECT -> DOWN
                       HELLO     a connection is being opened or has not been proved
@@ -8,13 +8,16 @@
 
     state of the node ALONE | JOINING -> BOOTSTRAP -> LOCAL_REPLAY -> NORMAL -> DRAINING -> LEFT
 
+With a core (core.py) the nodes that it knows are linked, and those that have a lease there own partitions, whatever the links do;
+the links alone decide where a message goes. Without contact to the core its last view stays.
+
 A seed is an address; the node behind it is known once it has proved who it is. Node ids are set by hand, and the first node that
 proves an id keeps it until its seed is removed: a second one is refused with the name of the first. One node of each pair dials,
 that with the lower address, so that two connections never cross.
 
 Invariants: a node id is bound to at most one seed; a link has a connection exactly in SYNCING, UP and SUSPECT; `epoch` grows with
-every change of the member set or of an incarnation and never otherwise. Time is monotonic and in milliseconds; the wall clock is
-only reported to peers, and nothing is decided by it.
+every change of the member set or of an incarnation; without a core it never grows otherwise, with one it follows the core's.
+Time is monotonic and in milliseconds; the wall clock is only reported to peers, and nothing is decided by it.
 """
 
 from collections.abc import Iterable
@@ -23,6 +26,7 @@ from enum import IntEnum
 from hashlib import blake2b
 from random import Random
 
+from shardbroker.cluster.core import CoreNode, CoreView
 from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.handshake import Identity
 from shardbroker.cluster.messages import Hello, Ping, Pong
@@ -136,8 +140,14 @@ class PeerLink:
 class View:
     """The members of the cluster as one node sees them."""
 
-    def __init__(self, me: Identity, seeds: Iterable[str], settings: ViewSettings, rng: Random, now_ms: int) -> None:
+    def __init__(
+        self, me: Identity, seeds: Iterable[str], settings: ViewSettings, rng: Random, now_ms: int, core: CoreView | None = None
+    ) -> None:
+        """core: its last view, which may be empty; None: there is no core, and the members are the seeds."""
         self.me = me
+        self.core = core
+        self.holds_lease = core is None
+        """Without a lease for long enough to have lost it, this node may be cut off from the core."""
         self.settings = settings
         self.epoch = 1
         self.state = NodeState.JOINING
@@ -154,8 +164,10 @@ class View:
         self._changes = 0
         """Number of calls after which something may have changed."""
         self._sessions: tuple[int, tuple[object, ...], SessionView] = 0, (), SessionView()
-        self.set_seeds(seeds, now_ms)
-        self._settle(now_ms)
+        if core is None:
+            self.set_seeds(seeds, now_ms)
+        else:
+            self.set_core(core, now_ms)
 
     # --- members -------------------------------------------------------------------------------------------------------
 
@@ -169,13 +181,68 @@ class View:
             if address not in wanted:
                 link = self.links.pop(address)
                 if link.connection is not None:
-                    done.append(Close(link.connection, ByeReason.NOT_A_MEMBER, f"{address} was removed from cluster.static.seeds"))
+                    done.append(Close(link.connection, ByeReason.NOT_A_MEMBER, f"{address} was removed from {self._list}"))
                 if link.node is not None:
                     done.append(Gone(link.node.node_id))
         for address in sorted(wanted - {*self.links}):
             self.links[address] = PeerLink(address, dial_ms=now_ms + self._rng.randint(0, self.settings.first_dial_ms))
         self._settle(now_ms)
         return done
+
+    def set_core(self, core: CoreView, now_ms: int) -> list[Output]:
+        """Takes a view of the core. What is kept for a node that is gone, or whose data directory is another one, is removed."""
+        self.core = core
+        done: list[Output] = []
+        nodes = self._nodes_of(core)
+        for address, link in [*self.links.items()]:
+            known = link.node
+            if known is None:
+                continue
+            now = next((node for node in nodes.values() if node.node_id == known.node_id), None)
+            if now is None or now.uuid == known.node_uuid:
+                if now is not None and now.address != address:
+                    done += self._move(link, now.address, now_ms)
+            else:  # the id belongs to another data directory now
+                if link.connection is not None:
+                    text = f"node id {known.node_id} belongs to node {now.name}"
+                    done.append(Close(link.connection, ByeReason.DUPLICATE_ID, text))
+                    link.state, link.connection = LinkState.DOWN, None
+                    link.routes_in, link.routes_out = RouteState.DISCONNECTED, False
+                done.append(Gone(known.node_id))
+                link.node = None
+        return [*done, *self.set_seeds(nodes, now_ms)]
+
+    def _nodes_of(self, core: CoreView) -> dict[str, CoreNode]:
+        """Returns the nodes to link by address. Of two with one address the one with a lease counts."""
+        others = [node for node in core.nodes if node.node_id != self.me.node_id and not node.is_gone]
+        return {node.address: node for node in sorted(others, key=lambda node: node.incarnation > 0)}
+
+    def _move(self, link: PeerLink, address: str, now_ms: int) -> list[Output]:
+        """Gives the link of a node another address; a connection to the former one ends."""
+        done: list[Output] = []
+        if link.connection is not None:
+            done.append(Close(link.connection, ByeReason.REPLACED, f"node {link.address} has the address {address}"))
+        del self.links[link.address]
+        stood = self.links.pop(address, None)
+        if stood is not None:
+            if stood.connection is not None:
+                done.append(Close(stood.connection, ByeReason.NOT_A_MEMBER, f"{address} belongs to another node"))
+            if stood.node is not None:
+                done.append(Gone(stood.node.node_id))
+        assert link.node is not None
+        self.links[address] = PeerLink(address, node=link.node._replace(address=address), dial_ms=now_ms)
+        return done
+
+    def set_lease(self, is_held: bool, now_ms: int) -> None:
+        """Notes whether this node still has its lease."""
+        if is_held != self.holds_lease:
+            self.holds_lease = is_held
+            self._settle(now_ms)
+
+    @property
+    def _list(self) -> str:
+        """Returns what the members are listed in, for texts."""
+        return "cluster.static.seeds" if self.core is None else "the nodes of the core"
 
     def restore(
         self, node_id: int, name: str, address: str, node_uuid: bytes, incarnation: int, is_proved: bool = True
@@ -211,7 +278,11 @@ class View:
 
     @property
     def isolated(self) -> bool:
-        """Returns whether fewer than half of the seeds are reachable; this node counts as one of them."""
+        """Returns whether fewer than half of the seeds are reachable; this node counts as one of them. With a core: whether this
+        node has lost its lease and does not reach all members, so that others may decide without it."""
+        if self.core is not None:
+            lost = {LinkState.DOWN, LinkState.HELLO, LinkState.SUSPECT}
+            return not self.holds_lease and any(link.state in lost for link in self.links.values() if self._is_awaited(link))
         reachable = 1 + sum(link.state in (LinkState.SYNCING, LinkState.UP) for link in self.links.values())
         return 2 * reachable < 1 + len(self.links)
 
@@ -223,12 +294,22 @@ class View:
     def _settle(self, now_ms: int) -> None:
         """Brings what depends on the links up to date: members, epoch, owners, state of the node."""
         self._changes += 1
-        members = [(self.me.node_id, self.me.incarnation)] if self.state < NodeState.DRAINING else []
+        members = {self.me.node_id: self.me.incarnation} if self.state < NodeState.DRAINING else {}
+        if self.core is not None:
+            members = {**self.core.owners, **members}
+            if self.state >= NodeState.DRAINING:
+                members.pop(self.me.node_id, None)
         for link in self.links.values():
-            if link.node is not None and link.state in (LinkState.UP, LinkState.SUSPECT) and link.peer_state < NodeState.DRAINING:
-                members.append((link.node.node_id, link.node.incarnation))
-        if (found := tuple(sorted(members))) != self._members:
-            self.epoch += self._members != ()
+            if link.node is None or link.state not in (LinkState.UP, LinkState.SUSPECT) or link.peer_state >= NodeState.DRAINING:
+                continue
+            # A broker that has proved itself is the latest of its node, whether or not the core knows of it already.
+            if self.core is None or link.node.node_id in members:
+                members[link.node.node_id] = link.node.incarnation
+        found = tuple(sorted(members.items()))
+        if self.core is not None:
+            self.epoch = max(self.epoch + (found != self._members != ()), self.core.epoch)
+        if found != self._members:
+            self.epoch += self.core is None and self._members != ()
             self._members, self._owners = found, ()
             self._digest = blake2b(repr(found).encode(), digest_size=DIGEST_BYTES, person=b"shard-members").digest()
         self._advance(now_ms)
@@ -237,10 +318,11 @@ class View:
         """Moves the state of the node towards NORMAL; a node that is NORMAL stays so whatever its links do."""
         if self.state >= NodeState.NORMAL:
             return
-        if not self.links:
+        if not self.links and self.core is None:
             self.state = NodeState.ALONE
             return
-        if all(link.routes_in == RouteState.NORMAL or link.has_left for link in self.links.values()):
+        awaited = [link for link in self.links.values() if self._is_awaited(link)]
+        if self._is_registered and all(link.routes_in == RouteState.NORMAL or link.has_left for link in awaited):
             self.state = NodeState.NORMAL
         elif now_ms - self._started_ms >= self.settings.join_timeout_ms:
             self.state, self.joined_late = NodeState.NORMAL, True
@@ -251,6 +333,20 @@ class View:
                 self.state = NodeState.JOINING
             else:
                 self.state = NodeState.BOOTSTRAP if least == RouteState.BOOTSTRAP else NodeState.LOCAL_REPLAY
+
+    @property
+    def _is_registered(self) -> bool:
+        """Returns whether the core knows of this broker, or is not reached: then what an earlier broker knew of it is in use."""
+        if self.core is None:
+            return True
+        own = self.core.node(self.me.node_id)
+        return own is not None and (own.incarnation == self.me.incarnation or not self.core.is_current)
+
+    def _is_awaited(self, link: PeerLink) -> bool:
+        """Returns whether a peer is there by what is known: with a current view of the core it has a lease."""
+        if self.core is None or not self.core.is_current:
+            return True
+        return any(node.address == link.address and node.incarnation for node in self.core.nodes)
 
     @property
     def serves(self) -> bool:
@@ -293,7 +389,9 @@ class View:
             raise PeerFault(ByeReason.DUPLICATE_ID, text)
         link = self.links.get(hello.address)
         if link is None:
-            raise PeerFault(ByeReason.NOT_A_MEMBER, f"{hello.address} is missing from cluster.static.seeds of node {me.name}")
+            raise PeerFault(ByeReason.NOT_A_MEMBER, f"{hello.address} is missing from {self._list} of node {me.name}")
+        if self.core is not None:
+            self._check_core(hello)
         holder = self.link_of(hello.node_id)
         if holder is not None and holder is not link and holder.is_proved:
             assert holder.node is not None
@@ -303,6 +401,14 @@ class View:
             text = f"address {hello.address} of node {hello.name} belongs to node {link.node.name}, which is connected"
             raise PeerFault(ByeReason.DUPLICATE_ID, f"{text}: two data directories must not share an address")
         return link
+
+    def _check_core(self, hello: Hello) -> None:
+        """Raises PeerFault unless a node is the one that has its id and its address in the core."""
+        assert self.core is not None
+        node = self._nodes_of(self.core).get(hello.address)
+        if node is None or (node.node_id, node.uuid) != (hello.node_id, hello.node_uuid):
+            text = f"node id {hello.node_id} at {hello.address} of node {hello.name} belongs to another data directory in the core"
+            raise PeerFault(ByeReason.DUPLICATE_ID, text)
 
     def greeting(self, address: str) -> None:
         """Notes that a connection of a peer has begun its handshake."""

@@ -1,17 +1,22 @@
 """Keys of a cluster: which nodes are members, how they reach each other, and what waits for them."""
 
+from collections.abc import Sequence
+from importlib.util import find_spec
 from ipaddress import ip_address
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import psutil
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
 from shardbroker.config.base import LONGEST_WAIT_S, SHORTEST_S, Live, Section
 from shardbroker.config.listeners import parse_address
-from shardbroker.config.units import Allowed, Duration, Size, Whole
+from shardbroker.config.units import Allowed, Duration, Secret, Size, Whole
 from shm.roles import WORKER
 
-__all__ = ["COOKIE_BYTES_MIN", "LINKS_MAX", "NODE_ID_MAX", "Cluster", "ClusterTls", "Links", "own_address"]
+__all__ = [
+    "COOKIE_BYTES_MIN", "LINKS_MAX", "NODE_ID_MAX", "Cluster", "ClusterTls", "Etcd", "Links", "needs_core", "own_address",
+]  # fmt: skip
 
 NODE_ID_MAX = 250
 """Largest `node.id` of a member."""
@@ -29,13 +34,22 @@ REGISTRY_DEFAULT: Literal["on", "off"] = "off"
 LOST_WAIT_S = 1, 50
 """Shortest and longest `cluster.lost_session = wait`: the registrar locks a client id for 60 s."""
 LOST_HELP = f"new, refuse, or wait:TIME with {LOST_WAIT_S[0]}s to {LOST_WAIT_S[1]}s, such as wait:30s"
-MODE_HELP = "'none' in this version; managed and external are not available yet"
-DISCOVERY_HELP = "'static' in this version; manual, dns, etcd and k8s are not available yet"
+MODE_HELP = "'none' or 'external' in this version; managed is not available yet"
+DISCOVERY_HELP = "static with core.mode = none, etcd or manual with external; dns and k8s are not available in this version"
+ENDPOINTS_MAX = 16
+ENDPOINTS_HELP = (
+    f'a list of 1 to {ENDPOINTS_MAX} different addresses http://HOST:PORT or https://HOST:PORT, such as ["http://10.0.0.9:2379"]'
+)
+PACKAGES = ("grpc", "google.protobuf")
+"""Packages of the extra `cluster`."""
 SEEDS_HELP = f'a list of 1 to {SEEDS_MAX} different addresses HOST:PORT, such as ["10.0.0.1:5370", "10.0.0.2:5370"]'
 
 Port = "HOST:PORT with a port from 1 to 65535, such as 10.0.0.1:5370 or [fd00::1]:5370"
 Seeds = Annotated[
     list[str], BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value), Allowed(SEEDS_HELP)
+]
+Endpoints = Annotated[
+    list[str], BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value), Allowed(ENDPOINTS_HELP)
 ]
 Wait = Annotated[Duration, Field(ge=SHORTEST_S, le=LONGEST_WAIT_S)]
 
@@ -62,20 +76,62 @@ def _address(text: str) -> str:
 
 
 class Core(Section):
-    """Who decides which nodes are members."""
+    """What decides which nodes are members."""
 
     mode: Annotated[Literal["managed", "external", "none"], Allowed(MODE_HELP)] = Field(
         "managed",
         description="none: every node of `static.seeds` is a member, and each node judges for itself which others it reaches. "
-        "Has to be set to none if `cluster.enable` is true.",
+        "external: members have a lease in etcd, at `etcd.endpoints`. One of the two has to be set if `cluster.enable` is true.",
     )
 
-    @field_validator("mode")
+
+class EtcdTls(Section):
+    """TLS to endpoints with https: the certificate of etcd is verified, and has to have the host of the endpoint."""
+
+    cacertfile: str = Field("", description="PEM file: issuers of etcd's certificate; empty: those of gRPC.")
+    certfile: str = Field("", description="PEM file: certificate of this node, if etcd wants one.")
+    keyfile: str = Field("", description="PEM file of its private key; empty: `certfile` contains the key.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> "EtcdTls":
+        if self.keyfile and not self.certfile:
+            raise ValueError("allowed is keyfile only with certfile")
+        return self
+
+
+class Etcd(Section):
+    """The etcd that has the members, with `core.mode = external`."""
+
+    endpoints: Endpoints = Field([], description="Addresses of its members; another one is used when one fails.")
+    prefix: str = Field(
+        "shardbroker",
+        pattern=r"^/?[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*/?$",
+        max_length=NAME_BYTES_MAX,
+        description="All keys are below /`prefix`/`cluster.name`/.",
+    )
+    username: str = Field("", max_length=NAME_BYTES_MAX, description="Login; empty: none.")
+    password: Secret = Field("", description="Password of the login; not allowed with --set. `file:PATH` reads it from a file.")
+    tls: EtcdTls = EtcdTls()
+
+    @field_validator("endpoints")
     @classmethod
-    def _available(cls, value: str) -> str:
-        if value == "external":
-            raise ValueError(f"allowed is {MODE_HELP}")
-        return value
+    def _endpoints(cls, value: list[str]) -> list[str]:
+        found = [one.strip().rstrip("/") for one in value]
+        for one in found:
+            if not _is_endpoint(one):
+                raise ValueError(f"allowed is {ENDPOINTS_HELP}, not {one!r}")
+        if len({*found}) != len(found) or len(found) > ENDPOINTS_MAX:
+            raise ValueError(f"allowed is {ENDPOINTS_HELP}")
+        return found
+
+
+def _is_endpoint(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        found = parts.scheme in ("http", "https") and bool(parts.hostname) and bool(parts.port)
+    except ValueError:  # the port
+        return False
+    return found and parts.username is None and not (parts.path or parts.query or parts.fragment)
 
 
 class Static(Section):
@@ -158,13 +214,15 @@ class Cluster(Section):
     discovery: Annotated[Literal["manual", "static", "dns", "etcd", "k8s"], Allowed(DISCOVERY_HELP)] = Field(
         "manual",
         validate_default=True,
-        description="How nodes find each other. static: by `static.seeds`. Has to be set to static if `cluster.enable` is true.",
+        description="How nodes find each other. static: by `static.seeds`, with `core.mode = none`. etcd or manual: by "
+        "`etcd.endpoints`, with `core.mode = external`.",
     )
     static: Static = Field(Static(), validate_default=True)
+    etcd: Etcd = Field(Etcd(), validate_default=True)
     advertise: Annotated[str, Allowed(f"an address of static.seeds, {Port}, or empty")] = Field(
         "",
-        description="The address of this node in `static.seeds`; empty: `link.bind`, or else the only seed with its port whose "
-        "host is an IP address of this machine.",
+        description="The address of this node for the others, one of `static.seeds` with `core.mode = none`; empty: `link.bind`, "
+        "or else the only seed with its port whose host is an IP address of this machine.",
     )
     bind: Annotated[str, Allowed(Port)] = Field(
         "127.0.0.1:4370",
@@ -183,6 +241,16 @@ class Cluster(Section):
     )
     ring_size: Literal["auto"] | Annotated[Size, Field(ge=65536, le=1 << 30)] = Field(
         "auto", description="Size of the ring from one worker to one peer; auto: 1MB, less with many workers."
+    )
+    lease: Annotated[Duration, Field(ge=2, le=600)] = Field(
+        6.0,
+        description="With a core: a node that does not renew its lease for so long is no member any more. Whole seconds; renewed "
+        "three times as often.",
+    )
+    autoclean: Annotated[Duration, Field(ge=1, le=365 * 86400)] = Field(
+        86400.0,
+        description="With a core: a node without a lease for so long is removed, with the routes and messages that others keep for "
+        "it. Counted by the node that removes it, from when it started.",
     )
     suspect: Annotated[Duration, Field(ge=0.1, le=LONGEST_WAIT_S)] = Field(
         2.0, description="Without an answer of a peer for so long, its link is suspect; after as long again it is closed."
@@ -211,29 +279,39 @@ class Cluster(Section):
     @field_validator("core")
     @classmethod
     def _core(cls, value: Core, info: ValidationInfo) -> Core:
-        if info.data.get("enable") and value.mode != "none":
+        if info.data.get("enable") and value.mode == "managed":
             raise ValueError(f"allowed is cluster.core.mode = {MODE_HELP}")
         return value
 
     @field_validator("discovery")
     @classmethod
     def _discovery(cls, value: str, info: ValidationInfo) -> str:
-        if value not in ("static", "manual") or (value == "manual" and info.data.get("enable")):
+        core = info.data.get("core")
+        if not isinstance(core, Core) or not info.data.get("enable"):
+            return value
+        if value not in (("static",) if core.mode == "none" else ("etcd", "manual")):
             raise ValueError(f"allowed is {DISCOVERY_HELP}")
         return value
 
     @field_validator("static")
     @classmethod
     def _members(cls, value: Static, info: ValidationInfo) -> Static:
-        if info.data.get("enable") and not value.seeds:
+        if _mode_of(info) == "none" and not value.seeds:
             raise ValueError(f"allowed is cluster.static.seeds = {SEEDS_HELP}, this node included")
+        return value
+
+    @field_validator("etcd")
+    @classmethod
+    def _core_endpoints(cls, value: Etcd, info: ValidationInfo) -> Etcd:
+        if _mode_of(info) == "external" and not value.endpoints:
+            raise ValueError(f"allowed is cluster.etcd.endpoints = {ENDPOINTS_HELP} with cluster.core.mode = external")
         return value
 
     @field_validator("advertise")
     @classmethod
     def _advertise(cls, value: str, info: ValidationInfo) -> str:
         static = info.data.get("static")
-        if value and isinstance(static, Static) and info.data.get("enable") and value not in static.seeds:
+        if value and isinstance(static, Static) and _mode_of(info) == "none" and value not in static.seeds:
             raise ValueError(f"allowed is one of cluster.static.seeds ({', '.join(static.seeds)}), or empty")
         return value and _address(value)
 
@@ -250,6 +328,23 @@ class Cluster(Section):
         return value
 
     @property
+    def has_core(self) -> bool:
+        """Whether members are decided by a core."""
+        return self.enable and self.core.mode != "none"
+
+    @property
+    def missing(self) -> str | None:
+        """An error message that names missing packages; None if the core can be used."""
+        missing = [name for name in PACKAGES if not _installed(name)] if self.has_core else []
+        if not missing:
+            return None
+        verb = "is" if len(missing) == 1 else "are"
+        return (
+            f"cluster.core.mode = {self.core.mode} needs {', '.join(missing)}, which {verb} not installed: "
+            "pip install 'shardbroker[cluster]'"
+        )
+
+    @property
     def lost_policy(self) -> tuple[str, int]:
         """`lost_session` as new, wait or refuse, and the ms of wait."""
         return self.lost_session.partition(":")[0], round(_lost_wait_s(self.lost_session) * 1000)
@@ -261,9 +356,32 @@ class Cluster(Section):
         return self.link.bind or f"{host}:{LINK_PORT}"
 
 
+def _mode_of(info: ValidationInfo) -> str:
+    """Returns the mode of an enabled cluster; empty without one, or if it is not valid."""
+    core = info.data.get("core")
+    return core.mode if isinstance(core, Core) and info.data.get("enable") else ""
+
+
+def _installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False
+
+
+def needs_core(settings: Any, listeners: Sequence[Any]) -> bool:
+    """Returns whether the process `cluster` runs."""
+    return bool(settings.cluster.has_core)
+
+
 def own_address(cluster: Cluster) -> str:
-    """Returns the address of this node in `static.seeds`. Raises ValueError with what to set."""
+    """Returns the address of this node for the others, in `static.seeds` without a core. Raises ValueError with what to set."""
     bind, seeds = cluster.link_bind, cluster.static.seeds
+    if cluster.has_core:
+        host = parse_address(bind)[0]
+        if not cluster.advertise and _is_any(host):
+            raise ValueError(f"must be the address by which other nodes reach this one, since cluster.link.bind is {bind}")
+        return cluster.advertise or bind
     if cluster.advertise or bind in seeds:
         return cluster.advertise or bind
     port = parse_address(bind)[1]
@@ -276,6 +394,13 @@ def own_address(cluster: Cluster) -> str:
             "IP address of this machine"
         )
     return found[0]
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return not host
 
 
 def _is_local(host: str, local: set[str]) -> bool:

@@ -349,13 +349,16 @@ class Prometheus(Section):
         return value
 
 
+NODE_ID_TEXT = "Part of message ids; 1 to 250 and different on each node of a cluster. 0 in a cluster with a core: allotted there."
+
+
 class Node(Section):
     """This broker's place in a cluster."""
 
     name: Annotated[str, Allowed("text without /, +, # and blanks")] = Field(
         "shardbroker@127.0.0.1", min_length=1, pattern=r"^[^+#/\s\x00-\x1f\x7f]+$", description="Name in $SYS topics."
     )
-    id: Whole = Field(0, ge=0, le=65535, description="Part of message ids; 1 to 250 and different on each node of a cluster.")
+    id: Whole = Field(0, ge=0, le=65535, description=NODE_ID_TEXT)
 
 
 class Process(Section):
@@ -434,8 +437,9 @@ class Settings(Section):
     @classmethod
     def _numbered(cls, value: Cluster, info: ValidationInfo) -> Cluster:
         node = info.data.get("node")
-        if value.enable and isinstance(node, Node) and not 1 <= node.id <= NODE_ID_MAX:
-            raise ValueError(f"allowed is cluster.enable = true only with node.id from 1 to {NODE_ID_MAX}, got {node.id}")
+        least = 0 if value.has_core else 1
+        if value.enable and isinstance(node, Node) and not least <= node.id <= NODE_ID_MAX:
+            raise ValueError(f"allowed is cluster.enable = true only with node.id from {least} to {NODE_ID_MAX}, got {node.id}")
         return value
 
     @field_validator("connectors")

@@ -19,10 +19,8 @@ class CookieError(Exception):
 
 def own_identity(topology: Topology, view: ViewSegment) -> Identity:
     """Returns the identity of this node for as long as its broker runs: a link process that is started again has the same one."""
-    cluster = topology.settings.cluster
-    return Identity(
-        topology.node_id, topology.node_name, topology.link_address, cluster_uuid(cluster.name), view.uuid, view.incarnation
-    )
+    cluster = topology.cluster_uuid or cluster_uuid(topology.settings.cluster.name)
+    return Identity(topology.node_id, topology.node_name, topology.link_address, cluster, view.uuid, view.incarnation)
 
 
 def read_cookie(path: Path) -> bytes:

@@ -26,7 +26,8 @@ def open_peer_routes(
     epochs, settings = Epochs.attach(topology.epochs_name), topology.settings
     stored = StoredRoutes(
         RemoteRoutes(topology.remote_routes_dir, epochs), topology.peer_routes_dir, log, bell,
-        members=settings.cluster.static.seeds, is_new=is_new, waits=settings.durability.level == "machine", beat=beat,
+        members=None if settings.cluster.has_core else settings.cluster.static.seeds, is_new=is_new,
+        waits=settings.durability.level == "machine", beat=beat,
     )  # fmt: skip
     epochs.bump_all()
     return stored

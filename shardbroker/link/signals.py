@@ -24,6 +24,7 @@ from typing import Any
 
 import uvloop
 
+from shardbroker.cluster.core import CoreView, decode_view
 from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.messages import FRAME_BYTES_MAX, Bye, Hello, RouteAck, RoutesFrom
 from shardbroker.cluster.outputs import Arrived, Close, Dial, Established, Gone, Output, Refused, Send, SubackDue
@@ -41,9 +42,10 @@ from shardbroker.link.stored_routes import StoredRoutes
 from shardbroker.link.subacks import MESSAGE_BYTES, decode_request, encode_answer
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
+from shardbroker.stores.files import Stamp, stamp_of
 from shm.counters import Counter, Counters, ProcessState
 from shm.ring import Inbox
-from shm.roles import LINK, WORKER
+from shm.roles import CLUSTER, LINK, WORKER
 from shm.topology import Topology
 from shm.view import ViewNode, ViewSegment
 
@@ -121,6 +123,24 @@ def _make_rings(topology: Topology, node_id: int) -> None:
         new.unlink(missing_ok=True)  # left by a process that was killed
         Inbox.create(str(new), topology.workers, topology.peer_ring_bytes).close()
         new.rename(path)
+
+
+def _read_core(topology: Topology) -> tuple[Stamp | None, CoreView | None]:
+    """Returns the members by the core, those that an earlier broker knew if it was not reached yet; None: there is no core."""
+    if not topology.settings.cluster.has_core:
+        return None, None
+    stamp = stamp_of(topology.core_file)
+    for path in (topology.core_file, topology.core_copy):
+        with suppress(FileNotFoundError, ValueError):
+            view = decode_view(path.read_bytes())
+            return (stamp, view) if path == topology.core_file else (None, view._replace(is_current=False))
+    return None, CoreView()
+
+
+def _address_of(core: CoreView | None, node_id: int, uuid: bytes, known: str) -> str:
+    """Returns the address of a node by the core, which may have another one than before."""
+    node = core.node(node_id) if core is not None else None
+    return node.address if node is not None and node.uuid == uuid else known
 
 
 def _await_routes(topology: Topology) -> bool:
@@ -226,6 +246,9 @@ class _SignalProcess:
         self._acks: deque[tuple[int, int, RouteAck | RoutesFrom]] = deque()
         """Messages that acknowledge routes: the number of changes that have to be secured, the connection, the message."""
         now_ms = _now_ms()
+        self._core_stamp, core = _read_core(topology)
+        self._lease_ms = int((cluster.lease - 1) * 1000)
+        """A lease that was not renewed for so long may be lost."""
         self._signals = Signals(
             own_identity(topology, self._view),
             read_cookie(Path(cluster.cookie_file)),
@@ -243,13 +266,16 @@ class _SignalProcess:
             ),
             SubackWait(is_local=cluster.suback == "local"),
             auth_timeout_ms=int(cluster.link.auth_timeout * 1000),
+            core=core,
         )
         self._nodes: dict[int, ViewNode] = dict(before.nodes)
         for node_id, node in before.nodes.items():
             if node.is_member:
-                self._signals.view.restore(node_id, node.name, node.address, node.uuid, node.incarnation)
+                address = _address_of(core, node_id, node.uuid, node.address)
+                self._signals.view.restore(node_id, node.name, address, node.uuid, node.incarnation)
         for node_id, peer in store.peers.items():
-            self._signals.view.restore(node_id, peer.name, peer.address, peer.uuid, peer.incarnation, is_proved=False)
+            address = _address_of(core, node_id, peer.uuid, peer.address)
+            self._signals.view.restore(node_id, peer.name, address, peer.uuid, peer.incarnation, is_proved=False)
         linked = [node_id for node_id, node in before.nodes.items() if node.is_member and node.link == LinkState.UP]
         self._awaited = {*linked} if before.version else set()
         """Nodes without which no view is shown until `_view_ms`."""
@@ -285,6 +311,8 @@ class _SignalProcess:
         self._handoffs = [socket.socket(fileno=os.dup(end)) for end in self._topology.sending_ends("sockets", 0)]
         self._workers = [_Worker(end, worker, self) for worker, end in enumerate(self._topology.receiving_ends("subacks", 0))]
         self._sessions.start(loop)
+        self._look_at_core(_now_ms())
+        self._drop_strangers()
         self._follow()
         self._publish()
         loop.add_reader(self._bell, self._on_bell)
@@ -317,6 +345,7 @@ class _SignalProcess:
     async def _tick(self) -> None:
         while True:
             now_ms = _now_ms()
+            self._look_at_core(now_ms)
             self._carry_out(self._signals.tick(now_ms, _clock_ms()))
             for connection in [*self._connections.values()]:
                 if connection.is_stuck(now_ms, self._cluster.link.send_timeout):
@@ -332,6 +361,27 @@ class _SignalProcess:
             self._publish()
             self._log.flush()
             await asyncio.sleep(TICK_S)
+
+    def _look_at_core(self, now_ms: int) -> None:
+        """Takes what the process `cluster` has written since, and whether it holds the lease."""
+        topology, view = self._topology, self._signals.view
+        if view.core is None:
+            return
+        stamp = stamp_of(topology.core_file)
+        if stamp is not None and stamp != self._core_stamp:
+            self._core_stamp = stamp
+            was_current = view.core.is_current
+            self._carry_out(self._signals.set_core(decode_view(topology.core_file.read_bytes()), now_ms))
+            if not was_current:
+                self._drop_strangers()
+        view.set_lease(now_ms - self._counters.heartbeat(topology.slot_of(CLUSTER)) < self._lease_ms, now_ms)
+
+    def _drop_strangers(self) -> None:
+        """Removes what is stored of nodes that the core has removed, or does not know."""
+        view = self._signals.view
+        if view.core is not None and view.core.is_current:
+            for node_id in [node_id for node_id in self._store.peers if view.link_of(node_id) is None]:
+                self._carry_out(self._signals.forget(node_id))
 
     def _join(self, now_ms: int) -> None:
         """Reports this process as ready, for which the workers wait, once the node has the routes of all members."""

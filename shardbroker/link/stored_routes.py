@@ -92,13 +92,13 @@ class StoredRoutes:
     """Implements shardbroker.cluster.rlog.RouteStore over a table in shared memory.
 
     is_new: the table is that of a broker that starts, and is filled from the disk. members: addresses of the cluster; what is
-    stored of others is dropped. waits: changes count as secured once they are synced (durability level `machine`). beat: called at
-    least once a second or so while it reads. Raises OSError if the directory cannot be used.
+    stored of others is dropped, unless it is None. waits: changes count as secured once they are synced (durability level
+    `machine`). beat: called at least once a second or so while it reads. Raises OSError if the directory cannot be used.
     """
 
     def __init__(
-        self, table: RemoteRoutes, directory: Path, log: Log, bell: int, *, members: Collection[str], is_new: bool, waits: bool,
-        beat: Callable[[], None] = lambda: None,
+        self, table: RemoteRoutes, directory: Path, log: Log, bell: int, *, members: Collection[str] | None, is_new: bool,
+        waits: bool, beat: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._table, self._directory, self._log, self._waits, self._beat = table, directory, log, waits, beat
         self._sync, self._copier = SyncThread(bell), SyncThread(bell)
@@ -136,7 +136,7 @@ class StoredRoutes:
         self.peers: dict[int, KnownPeer] = {
             node_id: KnownPeer.unpack(identity) for node_id, identity in table.identities().items()
         }  # fmt: skip
-        if is_new:
+        if is_new and members is not None:
             self._drop_former(members)
 
     # --- opening -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from shardbroker.access.failing import failing
 from shardbroker.logs.log import Log
 from shardbroker.management.action_alarms import ActionAlarms, ActionState
 from shardbroker.management.alarms import Alarm, AlarmList, LossAlarm, MemoryAlarm, StandingAlarm, overload_level
-from shardbroker.management.cluster_view import ClusterAlarms, peers_of
+from shardbroker.management.cluster_view import ClusterAlarms, core_state, peers_of
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.disk_alarms import DiskAlarms
 from shardbroker.management.flows_calls import stopped_rules
@@ -65,7 +65,7 @@ class AlarmWatch:
         self._actions, self._sources = ActionAlarms(node), ActionAlarms(node, "source")
         self._damaged = 0
         self._view = view
-        self._cluster = ClusterAlarms(node)
+        self._cluster = ClusterAlarms(node, topology.settings.cluster.has_core)
 
     def check(self) -> None:
         """Sends the alarms that have begun, changed or ended since the last call."""
@@ -90,7 +90,8 @@ class AlarmWatch:
         if self._view is None:
             return []
         topology, state = self._topology, self._view.read()
-        return self._cluster.look(state.isolated, peers_of(state, topology.settings.cluster, topology.link_address), now_ms)
+        found = self._cluster.look(state.isolated, peers_of(state, topology), now_ms)
+        return [*found, self._cluster.look_at_core(core_state(topology), now_ms)] if topology.settings.cluster.has_core else found
 
     def check_holds(self, uses: Sequence[HoldUse]) -> None:
         """Sends the alarms about holds that have begun, changed or ended; `uses` were read from the disk, which takes a thread."""

@@ -1,12 +1,15 @@
-"""The members of the cluster, from shared memory, and the alarms about them."""
+"""The members of the cluster, from shared memory and from the core, and the alarms about them."""
 
+import json
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+from shardbroker.cluster.core import CoreNode, CoreView, decode_view
 from shardbroker.cluster.view import LinkState, RouteState
-from shardbroker.config.cluster import Cluster
 from shardbroker.management.alarms import Alarm, StandingAlarm
+from shm.topology import Topology
 
-__all__ = ["ClusterAlarms", "Peer", "peers_of"]
+__all__ = ["ClusterAlarms", "Peer", "core_state", "core_view", "peers_of"]
 
 HELD_MS = 5_000
 """How long a peer is down, or this node isolated, before the alarm: a broker that starts has no peers for a moment."""
@@ -41,15 +44,36 @@ class Peer(NamedTuple):
         return self.link == "up"
 
 
-def peers_of(state: Any, cluster: Cluster, own_address: str) -> list[Peer]:
-    """Returns the members other than this node, in the order of `static.seeds`. `state`: ViewState of shm/view.pyx."""
+def core_view(topology: Topology) -> CoreView:
+    """Returns the members by the core, those that an earlier broker knew if it was not reached yet."""
+    for path in (topology.core_file, topology.core_copy):
+        with suppress(FileNotFoundError, ValueError):
+            return decode_view(path.read_bytes())
+    return CoreView()
+
+
+def core_state(topology: Topology) -> dict[str, Any]:
+    """Returns the contact to the core: state, error, endpoint, version."""
+    with suppress(FileNotFoundError, ValueError):
+        found: dict[str, Any] = json.loads(topology.core_state.read_bytes())
+        return found
+    return {"state": "connecting", "error": "", "endpoint": "", "version": ""}
+
+
+def peers_of(state: Any, topology: Topology) -> list[Peer]:
+    """Returns the members other than this node, in the order of `static.seeds`, or of ids with a core. `state`: ViewState of
+    shm/view.pyx."""
+    cluster, own_address = topology.settings.cluster, topology.link_address
     known = {node.address: (node_id, node) for node_id, node in state.nodes.items() if node.is_member}
-    return [_peer(address, *known.get(address, (None, None))) for address in cluster.static.seeds if address != own_address]
+    if not cluster.has_core:
+        return [_peer(address, *known.get(address, (None, None))) for address in cluster.static.seeds if address != own_address]
+    nodes = [node for node in core_view(topology).nodes if node.node_id != topology.node_id and not node.is_gone]
+    return [_peer(node.address, *known.get(node.address, (node.node_id, None)), of_core=node) for node in nodes]
 
 
-def _peer(address: str, node_id: int | None, node: Any) -> Peer:
+def _peer(address: str, node_id: int | None, node: Any, of_core: CoreNode | None = None) -> Peer:
     if node is None:
-        return Peer(address, None, address, "stopped", 0, "down", "bootstrap", 0, 0)
+        return Peer(of_core.name if of_core is not None else address, node_id, address, "stopped", 0, "down", "bootstrap", 0, 0)
     link, routes = LinkState(node.link), RouteState(node.routes)
     is_running = link in (LinkState.SYNCING, LinkState.UP, LinkState.SUSPECT)
     if routes == RouteState.DISCONNECTED:
@@ -61,12 +85,14 @@ def _peer(address: str, node_id: int | None, node: Any) -> Peer:
 
 
 class ClusterAlarms:
-    """Alarms of a node: it is isolated, peers are down, or clocks differ."""
+    """Alarms of a node: it is isolated, peers are down, clocks differ, or the core is lost."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, has_core: bool = False) -> None:
         self._isolated = StandingAlarm(node, "cluster_isolated", "error")
         self._down = StandingAlarm(node, "cluster_peer_down", "error")
         self._skew = StandingAlarm(node, "cluster_clock_skew", "warning")
+        self._core = StandingAlarm(node, "cluster_core_lost", "error")
+        self._has_core = has_core
         self._since_ms: dict[str, int] = {}
 
     def look(self, isolated: bool, peers: list[Peer], now_ms: int) -> list[Alarm | None]:
@@ -77,12 +103,18 @@ class ClusterAlarms:
         down = tuple(name for address, name in missing.items() if address in late)
         text = f"no link to {', '.join(down)}; messages for their clients wait" if down else "all peers are linked"
         reached = sum(peer.state == "running" for peer in peers) + 1
-        isolation = f"{reached} of {len(peers) + 1} nodes are reachable, fewer than half"
+        reachable = f"{reached} of {len(peers) + 1} nodes are reachable"
+        isolation = f"{reachable}, and the core is not" if self._has_core else f"{reachable}, fewer than half"
         return [
-            self._isolated.look(ISOLATED in late, isolation if isolated else "half of the nodes or more are reachable", now_ms),
+            self._isolated.look(ISOLATED in late, isolation if isolated else "the node is not isolated any more", now_ms),
             self._down.look(down, text, now_ms, {"peers": [*down]}),
             self._look_at_clocks(peers, now_ms),
         ]
+
+    def look_at_core(self, core: dict[str, Any], now_ms: int) -> Alarm | None:
+        """Checks the contact to the core: `core_state`. Members then stay as they were, until it is back."""
+        is_lost = core["state"] in ("lost", "refused")
+        return self._core.look(is_lost, f"{core['state']}: {core['error']}" if is_lost else "the core is reached", now_ms)
 
     def _look_at_clocks(self, peers: list[Peer], now_ms: int) -> Alarm | None:
         skewed = {peer.name: peer.skew_ms for peer in peers if peer.state == "running" and abs(peer.skew_ms) > SKEW_MS}

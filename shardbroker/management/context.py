@@ -10,6 +10,7 @@ from shardbroker.logs.log import Log
 from shardbroker.management.alarms import AlarmList
 from shardbroker.management.audit import Audit
 from shardbroker.management.configuration import Configuration
+from shardbroker.management.core_calls import CoreCalls
 from shardbroker.management.rules import Rules
 from shardbroker.management.sinks import Sinks
 from shardbroker.management.streams import Streams
@@ -51,6 +52,7 @@ class Context:
     actions: Sinks
     sources: Sinks
     streams: Streams
+    core: CoreCalls
     registries: list[Registry] = field(default_factory=list)
     """By worker."""
     view: ViewSegment | None = None

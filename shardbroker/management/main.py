@@ -32,6 +32,7 @@ from shardbroker.management.client_events import ClientEvents
 from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.context import HANDLERS, Context
+from shardbroker.management.core_calls import CoreCalls
 from shardbroker.management.definitions import Definitions
 from shardbroker.management.feed import Feed
 from shardbroker.management.flapping import FlappingBans
@@ -167,6 +168,7 @@ class _Manager:
             Sinks(ACTIONS, definitions),
             Sinks(SOURCES, definitions),
             self._streams,
+            CoreCalls(topology),
             [Registry(topology.registry_dir(worker)) for worker in range(topology.workers)],
             view,
         )

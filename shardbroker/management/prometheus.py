@@ -108,7 +108,7 @@ def _cluster(context: Context) -> Iterator[str]:
     if view is None:
         return
     state = view.read()
-    peers = peers_of(state, topology.settings.cluster, topology.link_address)
+    peers = peers_of(state, topology)
     running = 1 + sum(peer.state == "running" for peer in peers)
     for name, text, value in (
         ("nodes_running", "Nodes of the cluster that this node reaches, itself included.", running),

@@ -245,6 +245,8 @@ def _cluster(settings: Settings) -> Iterator[Finding]:
     cluster = settings.cluster
     if not cluster.enable:
         return
+    if cluster.missing is not None:
+        yield Finding("cluster.core.mode", cluster.missing)
     try:
         own_address(cluster)
     except ValueError as error:

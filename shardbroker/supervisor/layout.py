@@ -28,7 +28,7 @@ from shardbroker.config.listeners import LISTENERS_MAX, Listener, parse_address
 from shardbroker.config.settings import PROCESSES_MAX, core_numbers, weight_numbers
 from shardbroker.stores.checked_number import read_number, write_number
 from shardbroker.stores.files import replace_file, sync_path
-from shardbroker.stores.node_file import node_uuid
+from shardbroker.stores.node_file import Enrolled, node_uuid
 from shardbroker.stores.retained_check import check_retained
 from shardbroker.supervisor.held import HeldListener, HeldSockets
 from shardbroker.supervisor.listening import StartError, listen, unlisten
@@ -118,11 +118,11 @@ def _has_ended(pid: str) -> bool:
 
 def lay_out(
     settings: Settings, usable_cores: list[int], loaded: Loaded | None = None, held: HeldSockets | None = None,
-    roles: Sequence[Role] = ROLES,
+    roles: Sequence[Role] = ROLES, node: Enrolled | None = None,
 ) -> Topology:  # fmt: skip
     """Creates everything that the processes share. The caller holds the lock of the data directory. Raises StartError.
 
-    After an error nothing remains.
+    node: as the core of the cluster has enrolled it. After an error nothing remains.
     """
     process = settings.process
     data_dir = process.data_dir.resolve()
@@ -173,7 +173,8 @@ def lay_out(
                 written_by=written_by,
                 damage=_find_damage(data_dir, written_by),
                 left_over=left_over,
-                node_id=settings.node.id,
+                node_id=settings.node.id if node is None else node.node_id,
+                cluster_uuid=b"" if node is None else node.cluster,
                 node_name=settings.node.name,
                 **_lay_cluster(undo, settings, workers),
             )

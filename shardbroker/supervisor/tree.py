@@ -14,6 +14,7 @@ from shardbroker.config import Loaded, Settings
 from shardbroker.config.exposed import exposures
 from shardbroker.logs.phrases import Line, log_line, print_line
 from shardbroker.supervisor.child import Child
+from shardbroker.supervisor.enrolment import enrolled
 from shardbroker.supervisor.greeting import greeting
 from shardbroker.supervisor.held import HeldSockets, SocketStore
 from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_written_by, tear_down, usable_cores
@@ -76,7 +77,10 @@ class Supervisor:
             lock = lock_data_dir(self._settings.process.data_dir)
             try:
                 _raise_descriptor_limit()
-                topology = lay_out(self._settings, usable_cores(), self._loaded, HeldSockets.handed_over(), self._roles)
+                node = enrolled(self._settings, self._signals)
+                if node is None:
+                    return 0
+                topology = lay_out(self._settings, usable_cores(), self._loaded, HeldSockets.handed_over(), self._roles, node)
                 for path, problem in distrusted(topology.instance)[:DISTRUSTED_LINES]:
                     used = topology.runtime_dir
                     _log(log_line("shared memory name not trusted", path=path, reason=problem, used=used), "WARNING")

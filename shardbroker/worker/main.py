@@ -125,7 +125,8 @@ def _cluster_sessions(worker: Worker, topology: Topology, number: int, in_force:
         return NodeSessions(topology.node_id, queues, clock, settings, partitions=partitions, number=time.time_ns() // 1000)
 
     channel = SessionChannel(topology.sending_ends("sessions", number)[0], clock)
-    return ClusterSessions(worker.router, channel, core, cluster_uuid(cluster.name), topology.division.owners)
+    uuid = topology.cluster_uuid or cluster_uuid(cluster.name)
+    return ClusterSessions(worker.router, channel, core, uuid, topology.division.owners)
 
 
 def run(topology: Topology, number: int) -> None:

@@ -11,7 +11,8 @@ from shardbroker.cluster import rlog
 from shardbroker.cluster.messages import Route
 from tests.cluster.sim.clocks import ClocksCluster
 from tests.cluster.sim.cluster import Cluster, run
-from tests.cluster.sim.mutants import CLOCK_MUTANTS, MUTANTS, SESSION_MUTANTS, SPLIT_MUTANTS, mutated
+from tests.cluster.sim.core import CoreCluster
+from tests.cluster.sim.mutants import CLOCK_MUTANTS, CORE_MUTANTS, MUTANTS, SESSION_MUTANTS, SPLIT_MUTANTS, mutated
 from tests.cluster.sim.sessions import RoamingCluster, RoamingNode
 from tests.cluster.sim.splits import LongQueuesCluster, SplitsCluster
 from tests.cluster.sim.workers import WorkersCluster
@@ -228,5 +229,28 @@ def test_a_mutant_of_clocks_is_found(name: str) -> None:
             try:
                 run(seed, ROAMING, CLOCK_STEPS, ClocksCluster)
             except AssertionError:
+                return
+    pytest.fail(f"{name}: not found within {SEEDS_FOR_A_MUTANT} seeds")
+
+
+# --- members in etcd -------------------------------------------------------------------------------------------------------
+
+CORE_STEPS = 300
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_members_in_etcd(seed: int) -> None:
+    one = run(seed, ROAMING, CORE_STEPS, CoreCluster)
+    assert isinstance(one, CoreCluster)
+    assert one.troubles and one.takeovers and one.checked
+
+
+@pytest.mark.parametrize("name", sorted(CORE_MUTANTS))
+def test_a_mutant_of_the_core_is_found(name: str) -> None:
+    with mutated(name):
+        for seed in range(1, SEEDS_FOR_A_MUTANT + 1):
+            try:
+                run(seed, ROAMING, CORE_STEPS, CoreCluster)
+            except (AssertionError, KeyError):
                 return
     pytest.fail(f"{name}: not found within {SEEDS_FOR_A_MUTANT} seeds")

@@ -5,7 +5,7 @@ from shardbroker.config.keys import known_keys
 from shardbroker.config.live import is_live, reach_of
 from shardbroker.config.settings import Settings
 from shm.channels import SUPERVISOR
-from shm.roles import ACCEPTOR, API, COAP, EXPROTO, FLOWS, INTEGRATIONS, LINK, MANAGER, MQTTSN, ROLES, STOMP, WORKER
+from shm.roles import ACCEPTOR, API, CLUSTER, COAP, EXPROTO, FLOWS, INTEGRATIONS, LINK, MANAGER, MQTTSN, ROLES, STOMP, WORKER
 
 LIVE_SECTIONS = {
     "acl", "actions", "alarm", "auth", "auto_subscribe", "connectors", "delayed", "event_message", "exhook",
@@ -24,7 +24,7 @@ def test_every_section_has_a_mark() -> None:
 def test_marks_name_processes_of_the_broker() -> None:
     reached = {role for key in map(".".join, known_keys()) for role in reach_of(key)}
     assert reached == {WORKER, MANAGER, INTEGRATIONS, API, ACCEPTOR, COAP, EXPROTO, MQTTSN, STOMP, SUPERVISOR}
-    assert reached == {SUPERVISOR, *(role.name for role in ROLES)} - {LINK, FLOWS}, "nodes need a restart; rules a channel"
+    assert reached == {SUPERVISOR, *(role.name for role in ROLES)} - {CLUSTER, LINK, FLOWS}, "nodes need a restart; rules a channel"
 
 
 def test_keys_that_need_a_restart() -> None:

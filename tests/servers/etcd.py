@@ -32,11 +32,12 @@ def etcd_command(name: str, where: Path, client: str, peer: str, cluster: str, *
 
 
 @contextmanager
-def etcd(*options: str, scheme: str = "http") -> Iterator[Service]:
-    """One member. `options`: further arguments."""
+def etcd(*options: str, scheme: str = "http", host: str = "127.0.0.1") -> Iterator[Service]:
+    """One member. `options`: further arguments. host: another address, in the network namespace of this thread."""
     with folder() as where:
         port, peer = free_port(), f"http://127.0.0.1:{free_port()}"
-        command = etcd_command("e1", where, f"{scheme}://127.0.0.1:{port}", peer, f"e1={peer}", *options)
+        client = ",".join(f"{scheme}://{one}:{port}" for one in dict.fromkeys((host, "127.0.0.1")))
+        command = etcd_command("e1", where, client, peer, f"e1={peer}", *options)
         with service(command, port, lambda: answers(port), where) as one:
             yield one
 

@@ -3,11 +3,13 @@
 from typing import Any
 
 from shardbroker.control import ControlError
+from shardbroker.control.cluster_verbs import OneNode
 from shardbroker.control.verbs import Params
-from shardbroker.management.cluster_view import peers_of
+from shardbroker.management.cluster_view import core_state, core_view, peers_of
 from shardbroker.management.context import Context, handles
 
 OFF = "no cluster: this broker runs alone (cluster.enable = false); docs/cluster.md explains how brokers are joined"
+NO_CORE = "no core: members are cluster.static.seeds (cluster.core.mode = none); remove the address there, on every node"
 
 
 @handles("cluster status")
@@ -17,7 +19,7 @@ async def status(context: Context, params: Params) -> dict[str, Any]:
     if view is None:
         raise ControlError("NOT_AVAILABLE", OFF)
     state = view.read()
-    peers = peers_of(state, topology.settings.cluster, topology.link_address)
+    peers = peers_of(state, topology)
     own = {
         "name": topology.node_name, "id": topology.node_id, "address": topology.link_address, "state": "running",
         "incarnation": view.incarnation,
@@ -26,11 +28,38 @@ async def status(context: Context, params: Params) -> dict[str, Any]:
         {"name": peer.name, "id": peer.id, "address": peer.address, "state": peer.state, "incarnation": peer.incarnation}
         for peer in peers
     ]
-    return {
+    nodes = [own, *others]
+    found = {
         "cluster": topology.settings.cluster.name,
         "self": topology.node_name,
-        "nodes": [own, *others],
+        "nodes": nodes,
         "peers": [{"name": peer.name, "link": peer.link, "routes": peer.routes, "lag": peer.lag} for peer in peers],
         "isolated": state.isolated,
         "epoch": state.epoch,
     }
+    if topology.settings.cluster.has_core:
+        members = {node.node_id: node.state for node in core_view(topology).nodes}
+        for node in nodes:
+            node["lease"] = members.get(node["id"], "") or "none"
+        found["core"] = {"mode": topology.settings.cluster.core.mode, **core_state(topology)}
+    return found
+
+
+@handles("cluster force-leave")
+async def force_leave(context: Context, params: OneNode) -> None:
+    """Raises ControlError."""
+    await _remove(context, "force-leave", params.node)
+
+
+@handles("cluster forget")
+async def forget(context: Context, params: OneNode) -> None:
+    """Raises ControlError."""
+    await _remove(context, "forget", params.node)
+
+
+async def _remove(context: Context, verb: str, node: str) -> None:
+    if context.view is None:
+        raise ControlError("NOT_AVAILABLE", OFF)
+    if not context.topology.settings.cluster.has_core:
+        raise ControlError("NOT_AVAILABLE", NO_CORE)
+    await context.core.remove(verb, node)

@@ -39,10 +39,13 @@ class Nodes:
         each: Mapping[int, Mapping[str, Any]] | None = None,
         network: Network | None = None,
         powered: Sequence[int] = (),
+        endpoints: Sequence[str] = (),
         **common: Any,
     ) -> None:
+        """endpoints: of etcd, which then has the members and allots the ids; those of nodes started together have any order."""
         self.directory = directory
         self.network = network
+        self.endpoints = endpoints
         numbers = range(1, count + 1)
         self.addresses = [network.address(number) if network else f"{HOST}:{free_port()}" for number in numbers]
         self.cookie = self.write_cookie("cookie", COOKIE)
@@ -64,6 +67,12 @@ class Nodes:
         return path
 
     def settings(self, number: int) -> dict[str, Any]:
+        if self.endpoints:
+            return {
+                "node.name": self.name(number), "cluster.enable": "true", "cluster.core.mode": "external",
+                "cluster.etcd.endpoints": json.dumps([*self.endpoints]), "cluster.cookie_file": self.cookie,
+                "cluster.link.bind": self.addresses[number - 1], "cluster.join_timeout": "20s", "cluster.lease": "2s",
+            }  # fmt: skip
         return {
             "node.id": number, "node.name": self.name(number), "cluster.enable": "true", "cluster.core.mode": "none",
             "cluster.discovery": "static", "cluster.static.seeds": json.dumps(self.addresses), "cluster.cookie_file": self.cookie,

@@ -7,6 +7,7 @@ import time
 from shardbroker.cluster.outbound import Level
 from tests.cluster.sim.clocks import ClocksCluster
 from tests.cluster.sim.cluster import Cluster, run
+from tests.cluster.sim.core import CoreCluster
 from tests.cluster.sim.deaths import STEPS, Role, takeover
 from tests.cluster.sim.sessions import RoamingCluster
 from tests.cluster.sim.splits import LongQueuesCluster, SplitsCluster
@@ -43,6 +44,7 @@ def main() -> int:
     parser.add_argument("--splits", action="store_true", help="cuts under load: clients of both sides, slow ones among them")
     parser.add_argument("--long", action="store_true", help="with --splits: queues of some TAILs of the broker's own size")
     parser.add_argument("--clocks", action="store_true", help="clients that move between nodes whose clocks are wrong by an hour")
+    parser.add_argument("--core", action="store_true", help="members in etcd, which is down, cut off, compacted and set up again")
     parser.add_argument("--deaths", action="store_true", help="each step of a takeover at which one of its nodes ends; no seeds")
     arguments = parser.parse_args()
     if arguments.deaths:
@@ -50,7 +52,7 @@ def main() -> int:
     kind = (WorkersCluster if arguments.workers else RoamingCluster) if arguments.sessions else Cluster
     if arguments.splits:
         kind = LongQueuesCluster if arguments.long else SplitsCluster
-    kind = ClocksCluster if arguments.clocks else kind
+    kind = ClocksCluster if arguments.clocks else CoreCluster if arguments.core else kind
     nodes = arguments.nodes or (SPLIT_NODES if arguments.splits or arguments.clocks else NODES)
     failed = 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):

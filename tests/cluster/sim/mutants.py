@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 from shardbroker.cluster.claims import Claims, SessionState
 from shardbroker.cluster.clock import stamp_of
+from shardbroker.cluster.core import CoreNode, CoreTable
 from shardbroker.cluster.inbound import Inbound, StreamPositions, _ReceiveStream
 from shardbroker.cluster.merge import Appended, SeenIds, append, id_floor
 from shardbroker.cluster.messages import Message, RouteAck
@@ -19,7 +20,7 @@ from tests.cluster.sim import sessions
 from tests.cluster.sim.disk import MemoryRoutes
 from tests.cluster.sim.node import Node
 
-__all__ = ["CLOCK_MUTANTS", "MUTANTS", "SESSION_MUTANTS", "SPLIT_MUTANTS", "mutated"]
+__all__ = ["CLOCK_MUTANTS", "CORE_MUTANTS", "MUTANTS", "SESSION_MUTANTS", "SPLIT_MUTANTS", "mutated"]
 
 
 def _take_everything(self: StreamPositions, origin: int, identity: int, position: int) -> bool:
@@ -271,6 +272,27 @@ def _name_everything(self: sessions.RoamingNode, copy: sessions.Copy, ids: Any) 
         copy.queue.pop(message_id, None)
 
 
+_table_node = CoreTable._node
+
+
+def _gone_without_a_lease(self: CoreTable, node_id: int) -> CoreNode | None:
+    """A node without a lease is removed, as if it could not return."""
+    node = _table_node(self, node_id)
+    return node if node is None or node.incarnation else node._replace(is_gone=True)
+
+
+def _gone_without_a_key(self: CoreTable, node_id: int) -> CoreNode | None:
+    """A node without a key is removed, as by an etcd that was set up again."""
+    node = _table_node(self, node_id)
+    return node if node is None or self.row("ids", node_id) is not None else node._replace(is_gone=True)
+
+
+CORE_MUTANTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
+    "a node without a lease is gone": [(CoreTable, "_node", _gone_without_a_lease)],
+    "a node without a key is gone": [(CoreTable, "_node", _gone_without_a_key)],
+}
+"""Mistakes which runs with `CoreCluster` have to find."""
+
 SPLIT_MUTANTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "the last TAIL names what was handed over as delivered": [(sessions.RoamingNode, "hand_over", _name_everything)],
     "REVOKE ignored": [(Claims, "_on_revoke", _revoke_nothing)],
@@ -305,7 +327,7 @@ CLOCK_MUTANTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
 @contextmanager
 def mutated(name: str) -> Iterator[None]:
     """Applies a mutant for the duration of a block."""
-    patches = [patch.object(*one) for one in {**MUTANTS, **SESSION_MUTANTS, **SPLIT_MUTANTS, **CLOCK_MUTANTS}[name]]
+    patches = [patch.object(*one) for one in {**MUTANTS, **SESSION_MUTANTS, **SPLIT_MUTANTS, **CLOCK_MUTANTS, **CORE_MUTANTS}[name]]
     for one in patches:
         one.start()
     try:

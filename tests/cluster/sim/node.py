@@ -180,11 +180,14 @@ class Node:
         nonce = self.rng.randbytes
         rng = Random(self.rng.getrandbits(64))
         suback = SubackWait()
-        self.signals = Signals(
+        self.signals = self.make_signals(
             self.identity(), cookie, seeds, self.log, self.routes, rng, lambda: nonce(16), now_ms, settings, suback
         )
         for node_id, one in self.known.items():
             self.signals.view.restore(node_id, one.name, one.address, one.node_uuid, one.incarnation, is_proved=False)
+
+    def make_signals(self, *arguments: Any) -> Signals:
+        return Signals(*arguments)
 
     def start_data(self) -> None:
         """Starts the link process of the data: with the spools and the rings of the last one."""

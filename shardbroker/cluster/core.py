@@ -1,0 +1,251 @@
+"""Membership by a core, which is etcd: its keys, and what a node makes of them.
+
+    <prefix>meta           uuid of the cluster
+    <prefix>ids/<n>        name, address, uuid of the data directory: for ever, until `forget`
+    <prefix>members/<n>    incarnation, state: under the lease of the node
+    <prefix>gone/<n>       uuid, by: until the node joins again
+
+Values are CBOR maps. A node of `ids/` is linked; one of `members/` with state `up` owns partitions; one of `gone/` loses what
+others keep for it. Only `gone/` removes: a key that is missing proves nothing, since an etcd that was set up again has none. All
+nodes have the same view at the same revision, and `epoch` is the revision of the last change of a member.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import cbor2
+
+__all__ = [
+    "DRAINING", "JOINING", "NODE_ID_MAX", "UP", "CoreKeys", "CoreNode", "CoreTable", "CoreView", "Row", "decode_view",
+    "encode_view", "value_of",
+]  # fmt: skip
+
+JOINING, UP, DRAINING = "joining", "up", "draining"
+"""States of a member."""
+STATES = (JOINING, UP, DRAINING)
+NODE_ID_MAX = 250
+UUID_BYTES = 16
+TEXT_BYTES_MAX = 255
+"""Bytes of a name and of an address, as in HELLO."""
+VALUE_BYTES_MAX = 4096
+"""Bytes of a value that is decoded."""
+INCARNATION_MAX = 1 << 53
+PROBLEMS_MAX = 20
+"""Unusable keys that are reported."""
+
+
+class CoreNode(NamedTuple):
+    """A node that the core knows."""
+
+    node_id: int
+    name: str
+    address: str
+    uuid: bytes
+    incarnation: int = 0
+    """Of the broker that has the lease; 0: none has."""
+    state: str = ""
+    """Of STATES; empty without a lease."""
+    is_gone: bool = False
+    """Removed by `autoclean`, `force-leave` or `forget`, until it joins again."""
+
+
+class CoreView(NamedTuple):
+    """All nodes in the order of ids, at one revision."""
+
+    epoch: int = 0
+    nodes: tuple[CoreNode, ...] = ()
+    is_current: bool = False
+    """Read by this broker; otherwise it is what an earlier one knew."""
+
+    def node(self, node_id: int) -> CoreNode | None:
+        """Returns a node by its id."""
+        return next((node for node in self.nodes if node.node_id == node_id), None)
+
+    @property
+    def owners(self) -> dict[int, int]:
+        """Returns node id -> incarnation of the members that own partitions."""
+        return {node.node_id: node.incarnation for node in self.nodes if node.state == UP and not node.is_gone}
+
+
+class CoreKeys:
+    """The keys of one cluster."""
+
+    def __init__(self, prefix: str, cluster: str) -> None:
+        self.prefix = f"/{prefix.strip('/')}/{cluster}/".encode()
+        self.meta = self.prefix + b"meta"
+
+    def id_of(self, node_id: int) -> bytes:
+        return self.prefix + b"ids/%d" % node_id
+
+    def member_of(self, node_id: int) -> bytes:
+        return self.prefix + b"members/%d" % node_id
+
+    def gone_of(self, node_id: int) -> bytes:
+        return self.prefix + b"gone/%d" % node_id
+
+    def parsed(self, key: bytes) -> tuple[str, int] | None:
+        """Returns (table, node id) of a key; None for another one."""
+        table, slash, number = key.removeprefix(self.prefix).partition(b"/")
+        if not key.startswith(self.prefix) or not slash or table not in (b"ids", b"members", b"gone"):
+            return None
+        if not number.isdigit() or number.startswith(b"0") or len(number) > 3 or not 1 <= int(number) <= NODE_ID_MAX:
+            return None
+        return table.decode(), int(number)
+
+
+class Row(NamedTuple):
+    """One key: its decoded value, and the revision of its last change."""
+
+    value: dict[str, Any]
+    mod_revision: int
+
+
+def value_of(**fields: Any) -> bytes:
+    """Returns a value."""
+    return cbor2.dumps(fields, canonical=True)
+
+
+def _decoded(text: bytes) -> dict[str, Any]:
+    """Raises ValueError for what is no map of a bounded size."""
+    if len(text) > VALUE_BYTES_MAX:
+        raise ValueError(f"must have at most {VALUE_BYTES_MAX} bytes, got {len(text)}")
+    try:
+        value = cbor2.loads(text)
+    except (cbor2.CBORError, ValueError, RecursionError, MemoryError, TypeError) as error:
+        raise ValueError(f"must be CBOR: {type(error).__name__}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"must be a map, got {type(value).__name__}")
+    return value
+
+
+def _check(table: str, value: dict[str, Any]) -> None:
+    """Raises ValueError for a value that is not of its table."""
+    uuid = value.get("uuid")
+    if not isinstance(uuid, bytes) or len(uuid) != UUID_BYTES:
+        raise ValueError(f"uuid: must have {UUID_BYTES} bytes")
+    if table == "ids":
+        for name in ("name", "address"):
+            text = value.get(name)
+            if not isinstance(text, str) or not 0 < len(text.encode(errors="replace")) <= TEXT_BYTES_MAX or not text.isprintable():
+                raise ValueError(f"{name}: must be a text of 1 to {TEXT_BYTES_MAX} bytes")
+        if not value["address"].rpartition(":")[2].isdigit():
+            raise ValueError("address: must be HOST:PORT")
+    if table == "members":
+        if value.get("state") not in STATES:
+            raise ValueError(f"state: must be one of {', '.join(STATES)}")
+        incarnation = value.get("incarnation")
+        if not isinstance(incarnation, int) or isinstance(incarnation, bool) or not 1 <= incarnation <= INCARNATION_MAX:
+            raise ValueError(f"incarnation: must be 1 to {INCARNATION_MAX}")
+
+
+@dataclass
+class CoreTable:
+    """The keys of a cluster as one node has read them. `before`: what was known of nodes, for keys that are missing."""
+
+    keys: CoreKeys
+    before: CoreView = field(default_factory=CoreView)
+    meta: bytes = b""
+    """Uuid of the cluster; empty: there is none."""
+    revision: int = 0
+    """Up to which all changes are known."""
+    epoch: int = 0
+    rows: dict[tuple[str, int], Row] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    """Keys whose values cannot be used; the caller clears it."""
+
+    def __post_init__(self) -> None:
+        self.epoch = self.before.epoch
+
+    def load(self, kvs: Iterable[tuple[bytes, bytes, int]], revision: int) -> None:
+        """Takes all keys at a revision: (key, value, revision of its last change)."""
+        self.before = self.view()
+        self.rows.clear()
+        self.meta = b""
+        for key, value, mod_revision in kvs:
+            self._take(key, value, mod_revision)
+        self.revision = revision
+
+    def apply(self, changes: Iterable[tuple[bytes, bytes | None, int]]) -> None:
+        """Takes changes in their order, whole revisions each; value None: the key was deleted. Those that `load` has had are left
+        out."""
+        known, before = self.revision, self.view()
+        for key, value, mod_revision in changes:
+            if mod_revision > known:
+                if value is None:
+                    self.before = before  # what is deleted was known
+                self._take(key, value, mod_revision)
+                self.revision = mod_revision
+
+    def _take(self, key: bytes, value: bytes | None, mod_revision: int) -> None:
+        if key == self.keys.meta:
+            self.meta = self._uuid_of(value)
+            return
+        parsed = self.keys.parsed(key)
+        if parsed is None:
+            return
+        if parsed[0] == "members":
+            self.epoch = max(self.epoch, mod_revision)
+        self.rows.pop(parsed, None)
+        if value is None:
+            return
+        try:
+            decoded = _decoded(value)
+            _check(parsed[0], decoded)
+        except ValueError as error:
+            if len(self.problems) < PROBLEMS_MAX:
+                self.problems.append(f"{key.decode(errors='replace')}: {error}")
+            return
+        self.rows[parsed] = Row(decoded, mod_revision)
+
+    def _uuid_of(self, value: bytes | None) -> bytes:
+        try:
+            uuid = _decoded(value).get("uuid") if value is not None else b""
+        except ValueError:
+            uuid = None
+        return uuid if isinstance(uuid, bytes) and len(uuid) in (0, UUID_BYTES) else b"?" * UUID_BYTES
+
+    def row(self, table: str, node_id: int) -> Row | None:
+        """Returns a row of `ids`, `members` or `gone`."""
+        return self.rows.get((table, node_id))
+
+    def revision_of(self, table: str, node_id: int) -> int:
+        """Returns the revision of the last change of a row; 0: there is none."""
+        row = self.row(table, node_id)
+        return row.mod_revision if row is not None else 0
+
+    def view(self) -> CoreView:
+        """Returns what the keys say, and for those that are missing what was known."""
+        nodes = {}
+        for node_id in {number for _, number in self.rows} | {node.node_id for node in self.before.nodes}:
+            if (node := self._node(node_id)) is not None:
+                nodes[node_id] = node
+        return CoreView(self.epoch, tuple(nodes[node_id] for node_id in sorted(nodes)), True)
+
+    def _node(self, node_id: int) -> CoreNode | None:
+        found, known, gone = self.row("ids", node_id), self.before.node(node_id), self.row("gone", node_id)
+        if found is not None:
+            value = found.value
+            node = CoreNode(node_id, value["name"], value["address"], value["uuid"])
+        elif known is not None:
+            node = known._replace(incarnation=0, state="", is_gone=False)
+        else:
+            return None
+        member = self.row("members", node_id)
+        if member is not None and member.value["uuid"] == node.uuid:
+            return node._replace(incarnation=member.value["incarnation"], state=member.value["state"])
+        return node._replace(is_gone=gone is not None and gone.value["uuid"] == node.uuid)
+
+
+def encode_view(view: CoreView) -> bytes:
+    """Returns a view for `decode_view`."""
+    return cbor2.dumps([view.epoch, [list(node) for node in view.nodes], view.is_current])
+
+
+def decode_view(text: bytes) -> CoreView:
+    """Returns an encoded view. Raises ValueError."""
+    try:
+        epoch, nodes, is_current = cbor2.loads(text)
+        return CoreView(int(epoch), tuple(CoreNode(*node) for node in nodes), bool(is_current))
+    except (cbor2.CBORError, TypeError, ValueError) as error:
+        raise ValueError(f"must be a list of members: {type(error).__name__}") from None

@@ -1,0 +1,355 @@
+"""The process `cluster`: has this node's lease in the core, and writes what the core says of the members for link-0.
+
+It may die at any time, and the core may be gone for any time: the last view stays, and nothing waits for this process. The
+heartbeat of its slot is the time of the last renewal of the lease, by which link-0 knows whether it is held.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+import cbor2
+
+from shardbroker.cluster.core import DRAINING, JOINING, UP, CoreTable, CoreView, decode_view, encode_view
+from shardbroker.cluster.handshake import Identity
+from shardbroker.cluster.registration import Change, Cleaner, Put, RegistrationRefused, registration, removal
+from shardbroker.cluster.view import LinkState, NodeState
+from shardbroker.logs.log import Log
+from shardbroker.logs.phrases import Line, log_line, of_process
+from shardbroker.membership.enrolment import client_of, keys_of, plain
+from shardbroker.membership.etcd import EtcdError, LeaseGone, Txn, delete_op, end_of_prefix, put_op, unchanged
+from shardbroker.stores.files import replace_file
+from shm.counters import Counters, ProcessState
+from shm.roles import CLUSTER
+from shm.topology import Topology
+from shm.view import ViewSegment
+
+__all__ = ["run"]
+
+TICK_S = 0.1
+"""Interval of looks at the state of the node, and at what is due."""
+PAUSE_S = 0.2, 2.0
+"""Pause behind a failure, doubled up to the longest."""
+STOP_S = 1.0
+"""Longest time for the end of the lease when the node stops; without it the lease ends by itself."""
+REPEAT_S = 60.0
+"""Interval between two log lines about the same failure."""
+REQUEST_MAX = 4096
+TRIES = 3
+"""Attempts of a registration that finds a key changed."""
+VERSION_LEAST, VERSION_GOOD = (3, 4, 22), (3, 5, 14)
+"""etcd before the first one is refused; before the second one its members may differ from each other (etcd#14211)."""
+
+
+def run(topology: Topology) -> None:
+    """Serves until SIGTERM."""
+    asyncio.run(_Membership(topology).serve())
+
+
+class _Membership:
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._settings = cluster = topology.settings.cluster
+        self._counters = Counters.attach(topology.counters_name)
+        self._slot = topology.slot_of(CLUSTER)
+        self._counters.set_state(self._slot, ProcessState.STARTING)
+        self._log = Log(topology.settings.log.level)
+        self._view = ViewSegment.attach(topology.view_name)
+        self._keys = keys_of(cluster)
+        self._node_id = topology.node_id
+        self._before, self._former = self._read_before()
+        self._table = CoreTable(self._keys, self._before)
+        self._is_loaded = False
+        self._lease = 0
+        self._registered = ""
+        """State under which the core has this node; empty: it has not."""
+        self._registered_at = 0
+        """Revision of the registration."""
+        self._written: CoreView | None = None
+        self._state: dict[str, Any] = {}
+        self._logged: dict[str, tuple[str, float]] = {}
+        uuid, incarnation = self._view.uuid, self._view.incarnation
+        self._me = Identity(
+            topology.node_id, topology.node_name, topology.link_address, topology.cluster_uuid, uuid, incarnation
+        )
+        self._cleaner = Cleaner(self._node_id, int(cluster.autoclean * 1000))
+        self._version = ""
+        self._error = ""
+        """Why the lease was not renewed the last time; empty: it was."""
+
+    def _read_before(self) -> tuple[CoreView, int]:
+        """Returns what is known of the members, and the incarnation of this node's last broker."""
+        for path in (self._topology.core_file, self._topology.core_copy):
+            with suppress(FileNotFoundError, ValueError):
+                view = decode_view(path.read_bytes())
+                own = view.node(self._node_id)
+                return view._replace(is_current=False), own.incarnation if own is not None else 0
+        return CoreView(), 0
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self._etcd = client_of(self._settings)
+        except EtcdError as error:
+            sys.exit(f"cluster: cluster.etcd.tls: {error}")
+        stop = asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides when to stop this process
+        (end,) = self._topology.receiving_ends("core")
+        self._requests = socket.socket(fileno=os.dup(end))
+        self._requests.setblocking(False)
+        self._note_state("connecting", "")
+        self._counters.set_state(self._slot, ProcessState.READY)  # the broker does not wait for it: link-0 waits for its view
+        tasks = [asyncio.create_task(work()) for work in (self._follow, self._keep_lease, self._tick, self._answer, stop.wait)]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()  # an error ends the process, and the supervisor starts another
+        if self._lease:
+            with suppress(EtcdError, TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await self._etcd.revoke(self._lease)
+        await self._etcd.close()
+        self._log.close()
+        self._counters.set_state(self._slot, ProcessState.DOWN)
+
+    # --- the view ---------------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Reads all keys and then their changes, and again whenever some may have been missed."""
+        pause_s, prefix = PAUSE_S[0], self._keys.prefix
+        while True:
+            try:
+                await self._check_version()
+                found = await self._etcd.range(prefix, end_of_prefix(prefix))
+                self._table.load(plain(found.kvs), found.revision)
+                self._is_loaded, self._registered = True, ""  # a new put also gives all nodes one revision behind missed deletions
+                self._publish()
+                pause_s = PAUSE_S[0]
+                async for events in self._etcd.watch(prefix, end_of_prefix(prefix), found.revision + 1):
+                    changes = [(one.kv.key, None if one.is_delete else one.kv.value, one.kv.mod_revision) for one in events]
+                    self._table.apply(changes)
+                    self._publish()
+                    self._recovered("core watch failed")
+            except EtcdError as error:
+                self._failed("core watch failed", error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S[1])
+
+    async def _check_version(self) -> None:
+        """Warns of an etcd whose members may differ. Raises EtcdError for one that is too old."""
+        version = (await self._etcd.status()).version
+        if version == self._version:
+            return
+        number = tuple(int(part) if part.isdigit() else 0 for part in version.split("-")[0].split(".")[:3])
+        if number < VERSION_LEAST:
+            raise EtcdError(f"etcd: must have version {'.'.join(map(str, VERSION_LEAST))} or later, got {version}")
+        self._version = version
+        if number < VERSION_GOOD:
+            fields = {"version": version, "endpoint": self._etcd.endpoint, "wanted": ".".join(map(str, VERSION_GOOD))}
+            self._add("warning", log_line("etcd version has known faults", **fields))
+
+    def _publish(self) -> None:
+        """Writes the view if it has changed, and what could not be read to the log."""
+        for problem in self._table.problems:
+            self._repeated("core key not usable", "warning", problem)
+        self._table.problems.clear()
+        own = self._table.row("members", self._node_id)
+        if self._table.revision >= self._registered_at and (own is None or own.value["incarnation"] != self._view.incarnation):
+            self._registered = ""
+        view = self._table.view()
+        if view == self._written:
+            return
+        self._written = view
+        text = encode_view(view)
+        replace_file(self._topology.core_file, text, sync=False)
+        try:
+            self._topology.core_copy.parent.mkdir(mode=0o700, exist_ok=True)
+            replace_file(self._topology.core_copy, text)
+            self._recovered("core members not stored")
+        except OSError as error:
+            self._failed("core members not stored", error)
+
+    # --- the lease --------------------------------------------------------------------------------------------------------
+
+    async def _keep_lease(self) -> None:
+        """Renews the lease, three times as often as it needs."""
+        ttl_s = max(2, round(self._settings.lease))
+        while True:
+            begun = time.monotonic()
+            pause_s = ttl_s / 3
+            try:
+                if not self._lease:
+                    self._lease, self._registered = await self._etcd.grant(ttl_s), ""
+                else:
+                    await self._etcd.keep_alive(self._lease)
+                self._counters.beat(self._slot, int(begun * 1000))
+                self._error = ""
+                self._recovered("core not reachable")
+                if self._state.get("state") != "refused":
+                    self._note_state("connected", "")
+            except LeaseGone:
+                self._lease, self._registered = 0, ""
+                self._add("warning", log_line("core lease lost", node_id=self._node_id))
+                continue
+            except EtcdError as error:
+                self._error = str(error)
+                self._failed("core not reachable", error)
+                pause_s = PAUSE_S[0]
+            await asyncio.sleep(pause_s)
+
+    async def _tick(self) -> None:
+        """Brings the core up to date with the state of this node, and removes nodes that are gone for too long."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._log.flush()
+            silent_ms = time.monotonic() * 1000 - self._counters.heartbeat(self._slot)
+            if silent_ms > (self._settings.lease - 1) * 1000 and (self._error or self._state["state"] == "connected"):
+                self._note_state("lost", self._error or "no answer in time")
+            if not self._is_loaded or not self._lease:
+                continue
+            try:
+                if self._registered != self._wanted_state():
+                    await self._register()
+                await self._clean()
+            except EtcdError as error:
+                self._failed("core registration failed", error)
+                await asyncio.sleep(PAUSE_S[0])
+            except RegistrationRefused as error:
+                self._note_state("refused", str(error))
+                self._repeated("core registration refused", "error", str(error))
+                await asyncio.sleep(1.0)
+
+    def _wanted_state(self) -> str:
+        state = self._view.read().state
+        if state in (NodeState.DRAINING, NodeState.LEFT):
+            return DRAINING
+        return UP if state in (NodeState.ALONE, NodeState.NORMAL) else JOINING
+
+    async def _register(self) -> None:
+        """Sets this node's key under its lease. Raises EtcdError, RegistrationRefused."""
+        state, lease = self._wanted_state(), self._lease
+        for _ in range(TRIES):
+            done = await self._change(registration(self._table, self._me, self._former, state), lease)
+            if done.succeeded:
+                self._recovered("core registration refused")
+                self._recovered("core registration failed")
+                if self._state.get("state") == "refused":
+                    self._note_state("connected", "")
+                self._registered, self._registered_at = state if lease == self._lease else "", done.revision
+                return
+            await self._read_again()
+
+    async def _read_again(self) -> None:
+        """Reads the keys at once, since the watch may be behind."""
+        found = await self._etcd.range(self._keys.prefix, end_of_prefix(self._keys.prefix))
+        if found.revision >= self._table.revision:
+            self._table.load(plain(found.kvs), found.revision)
+            self._publish()
+
+    async def _change(self, change: Change, lease: int = 0) -> Txn:
+        """Carries out a change if its conditions hold. Raises EtcdError."""
+        operations = [
+            put_op(one.key, one.value, lease if one.is_leased else 0) if isinstance(one, Put) else delete_op(one.key)
+            for one in change.operations
+        ]
+        return await self._etcd.txn([unchanged(*condition) for condition in change.conditions], operations)
+
+    # --- nodes that are gone ----------------------------------------------------------------------------------------------
+
+    async def _clean(self) -> None:
+        """Removes nodes that have had no lease for `cluster.autoclean`. Raises EtcdError."""
+        view = self._table.view()
+        for node_id in self._cleaner.due(self._table, self._linked(), int(time.monotonic() * 1000)):
+            if await self._remove(node_id, "autoclean"):
+                node = view.node(node_id)
+                self._add("warning", log_line("node removed", name=node.name if node else node_id, by="autoclean"))
+
+    def _linked(self) -> set[int]:
+        """Returns the nodes to which this one has a link: they are running, whether or not they reach the core."""
+        nodes = self._view.read().nodes.items()
+        return {node_id for node_id, node in nodes if node.is_member and node.link in (LinkState.SYNCING, LinkState.UP)}
+
+    async def _remove(self, node_id: int, by: str, forget: bool = False) -> bool:
+        """Marks a node without a lease as gone, unless its keys change meanwhile. Raises EtcdError."""
+        change = removal(self._table, node_id, by, int(time.time()), forget)
+        return change is not None and (await self._change(change)).succeeded
+
+    # --- requests of the manager ------------------------------------------------------------------------------------------
+
+    async def _answer(self) -> None:
+        """Answers {"id", "verb": force-leave or forget, "node": name} with {"id", "error": text; empty if it was done}."""
+        loop = asyncio.get_running_loop()
+        while True:
+            request = cbor2.loads(await loop.sock_recv(self._requests, REQUEST_MAX))
+            try:
+                error = await self._carry_out(request["verb"], request["node"])
+            except EtcdError as failed:
+                error = f"the core was not changed: {failed}"
+            with suppress(BlockingIOError):  # a manager that does not read has given up
+                self._requests.send(cbor2.dumps({"id": request["id"], "error": error}))
+
+    async def _carry_out(self, verb: str, name: str) -> str:
+        """Returns why a node was not removed; empty if it was. Raises EtcdError."""
+        if not self._is_loaded:
+            return f"the core was not reached yet: {self._state.get('error', '')}"
+        await self._read_again()
+        node = next((one for one in self._table.view().nodes if one.name == name), None)
+        if node is None:
+            return f"node {name} is not known"
+        if node.incarnation:
+            return f"node {name} is running: it has a lease in the core"
+        if node.node_id in self._linked():
+            return f"node {name} is running: it is linked to this node"
+        if verb == "forget" and not node.is_gone:
+            return f"node {name} is a member: ctl cluster force-leave {name}"
+        if not await self._remove(node.node_id, verb, forget=verb == "forget"):
+            return f"node {name} has changed meanwhile"
+        self._add("warning", log_line("node removed", name=name, by=verb))
+        return ""
+
+    # --- state and log ----------------------------------------------------------------------------------------------------
+
+    def _note_state(self, state: str, error: str) -> None:
+        """Writes the state for the manager: connecting, connected, lost, refused."""
+        found = {"state": state, "error": error, "endpoint": self._etcd.endpoint, "version": self._version}
+        if found != self._state:
+            if self._state.get("state") == "lost" and state == "connected":
+                self._add("info", log_line("core reached again", endpoint=self._etcd.endpoint))
+            self._state = found
+            replace_file(self._topology.core_state, json.dumps(found).encode(), sync=False)
+
+    def _failed(self, phrase: str, error: Exception) -> None:
+        self._repeated(phrase, "error", str(getattr(error, "strerror", None) or error))
+
+    def _recovered(self, phrase: str) -> None:
+        self._logged.pop(phrase, None)
+
+    def _repeated(self, phrase: str, level: str, reason: str) -> None:
+        """Logs a failure, unless the same one was logged recently."""
+        before, now = self._logged.get(phrase), time.monotonic()
+        if before is None or now - before[1] >= REPEAT_S:
+            self._logged[phrase] = reason, now
+            self._add(level, _PHRASES[phrase](reason))
+
+    def _add(self, level: str, line: Line) -> None:
+        self._log.add(level, of_process(CLUSTER, line))
+        self._log.flush()
+
+
+_PHRASES = {
+    "core not reachable": lambda reason: log_line("core not reachable", reason=reason),
+    "core watch failed": lambda reason: log_line("core watch failed", reason=reason),
+    "core registration failed": lambda reason: log_line("core registration failed", reason=reason),
+    "core registration refused": lambda reason: log_line("core registration refused", reason=reason),
+    "core members not stored": lambda reason: log_line("core members not stored", reason=reason),
+    "core key not usable": lambda reason: log_line("core key not usable", detail=reason),
+}
