@@ -192,7 +192,7 @@ def test_forged_addresses_hold_little_and_not_for_long(name: str) -> None:
                 options = norm.options_of("mqtt/connection", {"clientid": f"{name}-{n}"})
             sent.append(norm.message(CON, GET if n % 3 == 0 else POST, 1, b"", options))
             one.raw(sent[-1])
-        until(lambda: broker.ctl("gateways list")["data"][0]["current_connections"] == 50)
+        until(lambda: broker.ctl("gateways show", name="coap")["current_connections"] == 50)
         with Client(broker.address, 5, f"{name}-mqtt") as mqtt:
             mqtt.publish("t", b"x" * 1000, 1)
         for _ in range(6):
@@ -206,7 +206,7 @@ def test_forged_addresses_hold_little_and_not_for_long(name: str) -> None:
                     got += len(one.socket.recv(2000))
             assert got <= 3 * len(data)
             one.socket.close()
-        until(lambda: broker.ctl("gateways list")["data"][0]["current_connections"] < 20, timeout_s=120)
+        until(lambda: broker.ctl("gateways show", name="coap")["current_connections"] < 20, timeout_s=120)
 
 
 @pytest.mark.own_broker
