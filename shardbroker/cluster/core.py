@@ -146,7 +146,7 @@ class CoreTable:
     keys: CoreKeys
     before: CoreView = field(default_factory=CoreView)
     meta: bytes = b""
-    """Uuid of the cluster; empty: there is none."""
+    """Uuid of the cluster; empty: no cluster."""
     revision: int = 0
     """Up to which all changes are known."""
     epoch: int = 0
@@ -210,7 +210,7 @@ class CoreTable:
         return self.rows.get((table, node_id))
 
     def revision_of(self, table: str, node_id: int) -> int:
-        """Returns the revision of the last change of a row; 0: there is none."""
+        """Returns the revision of the last change of a row; 0: no such row."""
         row = self.row(table, node_id)
         return row.mod_revision if row is not None else 0
 

@@ -87,16 +87,28 @@ class DatagramListener(AnyListener):
     """One listening address of a gateway over UDP."""
 
     bind: Annotated[Bind, AfterValidator(_address)] = Field("127.0.0.1:1884", description="HOST:PORT; IPv6 as [::1]:PORT.")
-    type: Literal["udp"] = Field("udp", description="Transport.")
+    type: Literal["udp", "dtls"] = Field("udp", description="Transport; dtls needs the extra shardbroker[dtls].")
+    tls: Tls = Tls()
     max_unknown_rate: Rate = Field(
         1000.0, gt=0, description="Datagrams of unknown senders per second that are handled, those that open a session among "
         "them; further ones are dropped."
     )  # fmt: skip
 
+    @model_validator(mode="after")
+    def _certificate(self) -> "DatagramListener":
+        if self.secure and not self.tls.certfile:
+            raise ValueError("allowed is type dtls only with tls.certfile, the broker's certificate")
+        if not self.secure and self.tls != Tls():
+            raise ValueError("allowed is tls only for type dtls, not udp")
+        default = Tls()
+        for key in ("crlfile", "versions", "session_tickets", "sni"):
+            if getattr(self.tls, key) != getattr(default, key):
+                raise ValueError(f"allowed is tls.{key} only for type ssl, not dtls, which is DTLS 1.2")
+        return self
+
     @property
-    def tls(self) -> Tls:
-        """No TLS."""
-        return Tls()
+    def secure(self) -> bool:
+        return self.type == "dtls"
 
     @property
     def for_datagrams(self) -> bool:

@@ -1,6 +1,6 @@
 """Gateways: clients of other protocols as ordinary MQTT 5.0 sessions.
 
-    device ── TCP, TLS, UDP ── process of the gateway ── unix socket of the runtime directory ── acceptor ── worker
+    device ── TCP, TLS, UDP, DTLS ── process of the gateway ── unix socket of the runtime directory ── acceptor ── worker
                           codec: bytes, frames      PROXY v2: address of the device         session, rules, limits, hooks
                           session: frames, MQTT
 
@@ -14,6 +14,7 @@ Each listener of a gateway has an internal MQTT listener of its own (config/gate
     process.py     the process: listeners, settings, state for the manager
     connection.py  one device: its two transports, with back-pressure in both directions
     datagrams.py   listeners over UDP: devices by address, and a bound on unknown senders
+    dtls.py        their connections with DTLS
     session.py     the MQTT side of a session, which all protocols have in common
     proxy.py       the PROXY header
     coap/          all but main.py does no I/O; main.py is the entry point

@@ -2,20 +2,25 @@
 
 A sender is unknown until one of its datagrams opens a device. What it may get and cause before is decided by a door without I/O
 (`Door`); datagrams above `max_unknown_rate` are dropped unread. A device that has sent nothing since it was accepted may be one of
-a forged address: when `max_connections` is reached, the oldest of them makes place for a new one.
+a forged address: when `max_connections` is reached, the oldest of them makes place for a new one. With DTLS (dtls.py) all senders
+have shown that their address is their own.
 """
 
 import asyncio
 import socket
+from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from shardbroker.gateways.connection import Device, Home, Peer
+from shardbroker.gateways.dtls import RECEIVE, DtlsPeers
 from shardbroker.gateways.proxy import DATAGRAM
 from shardbroker.gateways.session import GatewaySession
 
 __all__ = ["DatagramHome", "DatagramServer", "Door", "Knock", "Verdict"]
 
+HANDSHAKES_S = 0.5
+"""Time between two looks at handshakes of DTLS that are not complete."""
 BATCH = 64
 """Datagrams that are read at a time."""
 RECEIVE_BUFFER = 4 << 20
@@ -98,7 +103,10 @@ class DatagramDevice(Device):
     def open(self, message: bytes) -> None:
         """Begins with the message that has opened the device."""
         now_s = self._loop.time()
-        self._begin(self._home.make_session(now_s))
+        session = self._home.make_session(now_s)
+        if self._server.is_secure:
+            session.address_proven()
+        self._begin(session)
         self.received(message, now_s)
 
     def received(self, message: bytes, now_s: float) -> None:
@@ -139,8 +147,12 @@ class _Publisher(Device):
 class DatagramServer:
     """One bound socket."""
 
-    def __init__(self, home: DatagramHome, door: Door, listening: socket.socket) -> None:
+    def __init__(
+        self, home: DatagramHome, door: Door, listening: socket.socket, dtls: Any = None, handshake_s: float = 0.0, peers: int = 0
+    ) -> None:
+        """dtls: the context of acceptor.dtls; handshake_s, peers: longest time of a handshake, and most connections."""
         self._home, self._door, self._socket = home, door, listening
+        self._dtls = None if dtls is None else DtlsPeers(dtls, handshake_s, peers, self._send)
         self._loop = asyncio.get_running_loop()
         self.own: Peer = listening.getsockname()
         self.devices: dict[Any, DatagramDevice] = {}
@@ -150,7 +162,7 @@ class DatagramServer:
         """Devices that have sent nothing since they were accepted, oldest first."""
         self._publisher: _Publisher | None = None
         self._tokens, self._filled_s = home.max_unknown_rate, self._loop.time()
-        self._advertiser = self._loop.create_task(self._advertise())
+        self._advertiser = self._loop.create_task(self._advertise() if self._dtls is None else self._look_after(self._dtls))
         self._loop.add_reader(listening, self._read)
 
     def close(self) -> None:
@@ -160,10 +172,28 @@ class DatagramServer:
         for device in [*self.devices.values(), self._publisher]:
             if device is not None:
                 device.end("the listener is closed")
+        if self._dtls is not None:
+            self._dtls.close()
         self._socket.close()
 
+    @property
+    def is_secure(self) -> bool:
+        """Whether it has DTLS."""
+        return self._dtls is not None
+
+    def use(self, dtls: Any) -> None:
+        """Takes another context of DTLS, for later connections."""
+        if self._dtls is not None:
+            self._dtls.use(dtls)
+
     def send(self, data: bytes, peer: Peer) -> None:
-        """Sends a datagram. If the kernel does not take it, it is lost, as any datagram may be."""
+        """Sends a message. If there is no connection for it or the kernel does not take it, it is lost, as any datagram may be."""
+        if self._dtls is None:
+            self._send(data, peer)
+        elif not self._dtls.send(data, peer):
+            self._home.figures["lost"] += 1
+
+    def _send(self, data: bytes, peer: Peer) -> None:
         try:
             self._socket.sendto(data, peer)
         except OSError:
@@ -199,7 +229,8 @@ class DatagramServer:
     def _read(self) -> None:
         """Handles the datagrams that are there, at most BATCH, then sends what follows from them."""
         touched: dict[Device, None] = {}
-        receive, size, now_s = self._socket.recvfrom, self._door.max_size + 1, self._loop.time()
+        receive, now_s, dtls = self._socket.recvfrom, self._loop.time(), self._dtls
+        size = self._door.max_size + 1 if dtls is None else RECEIVE
         for _ in range(BATCH):
             try:
                 data, peer = receive(size)
@@ -207,9 +238,16 @@ class DatagramServer:
                 break
             except OSError:
                 continue  # an earlier datagram could not be delivered
-            device = self._handle(data, peer, now_s)
-            if device is not None:
-                touched[device] = None
+            if dtls is None:
+                messages: Iterable[bytes] = (data,)
+            elif dtls.knows(data, peer) or self._admits_unknown(now_s):
+                messages = dtls.received(data, peer, now_s)
+            else:
+                continue
+            for message in messages:
+                device = self._handle(message, peer, now_s)
+                if device is not None:
+                    touched[device] = None
         for device in touched:
             device.flush()
 
@@ -229,14 +267,20 @@ class DatagramServer:
         device.received(message, now_s)
         return device
 
-    def _unknown(self, key: Any, head: bytes, message: bytes, peer: Peer, now_s: float) -> Device | None:
+    def _admits_unknown(self, now_s: float) -> bool:
+        """Returns whether a datagram of an unknown sender is to be handled, as max_unknown_rate allows it."""
         rate = self._home.max_unknown_rate
         self._tokens = min(rate, self._tokens + (now_s - self._filled_s) * rate) if rate != float("inf") else rate
         self._filled_s = now_s
         if self._tokens < 1:
             self._home.figures["unknown_dropped"] += 1
-            return None
+            return False
         self._tokens -= 1
+        return True
+
+    def _unknown(self, key: Any, head: bytes, message: bytes, peer: Peer, now_s: float) -> Device | None:
+        if not self._admits_unknown(now_s):
+            return None
         knock = self._door.knock(message)
         if knock.verdict is Verdict.OPEN:
             return self._open(key, head, message, peer)
@@ -266,9 +310,15 @@ class DatagramServer:
                 self.send(head + self._door.busy(message), peer)
             return None
         self.devices[key] = device
-        self._silent[device] = None
+        if self._dtls is None:
+            self._silent[device] = None
         device.open(message)
         return device
+
+    async def _look_after(self, dtls: DtlsPeers) -> None:
+        while True:
+            await asyncio.sleep(HANDSHAKES_S)
+            dtls.tick(self._loop.time())
 
     # --- advertising ----------------------------------------------------------------------------------------------------------
 

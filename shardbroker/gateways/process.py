@@ -9,7 +9,6 @@ import json
 import secrets
 import signal
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 
 import uvloop
 
+from acceptor.dtls import build_dtls
 from acceptor.rules import AccessRules
 from acceptor.tls import TlsError, build_context, watched_files
 from shardbroker import __version__
@@ -252,9 +252,12 @@ class Outer:
             return
         self._stamps = self._stamped()
         try:
-            build_context(self.settings.tls, False)
+            context = self._context()
         except TlsError as error:
             self._gateway.report("error", log_line("gateway tls files not reloaded", listener=self.id, reason=error))
+            return
+        if isinstance(self.server, DatagramServer):
+            self.server.use(context)
             return
         self.stop()
         await asyncio.sleep(CLOSED_S)
@@ -268,12 +271,13 @@ class Outer:
         settings = self.settings
         self._stamps = self._stamped()
         try:
-            context: ssl.SSLContext | None = build_context(settings.tls, False) if settings.secure else None
+            context = self._context()
             options = {"ssl": context, "ssl_handshake_timeout": settings.tls.handshake_timeout} if context is not None else {}
             listening = _listen(settings.bind, settings.for_datagrams)
             loop: Any = asyncio.get_running_loop()
             if settings.for_datagrams:
-                self.server = DatagramServer(self, self._make_door(), listening)
+                timeout_s, peers = settings.tls.handshake_timeout, 2 * settings.max_connections
+                self.server = DatagramServer(self, self._make_door(), listening, context, timeout_s, peers)
             else:
                 self.server = await loop.create_server(lambda: StreamDevice(self), sock=listening, backlog=BACKLOG, **options)
         except (OSError, TlsError) as error:
@@ -284,6 +288,13 @@ class Outer:
             return
         self.problem = ""
         self._gateway.report("info", log_line("gateway listener opened", listener=self.id, bind=settings.bind))
+
+    def _context(self) -> Any:
+        """Returns what the sockets of the listener are secured by, None without it. Raises TlsError."""
+        settings = self.settings
+        if not settings.secure:
+            return None
+        return build_dtls(settings.tls) if isinstance(settings, DatagramListener) else build_context(settings.tls, False)
 
     def _make_door(self) -> Door:
         gateway = self._gateway

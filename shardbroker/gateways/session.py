@@ -83,6 +83,9 @@ class GatewaySession:
         """Returns whether the address of a device that sends datagrams again is taken for its own."""
         return self._is_connected
 
+    def address_proven(self) -> None:
+        """Notes that the transport has shown that a device has the address that it sends from."""
+
     def has_token(self, token: bytes) -> bool:
         """Returns whether a device that sends datagrams from another address may go on with this session."""
         return False

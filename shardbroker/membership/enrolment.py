@@ -40,7 +40,7 @@ def plain(kvs: Iterable[KeyValue]) -> list[tuple[bytes, bytes, int]]:
 
 
 async def enrol(etcd: Etcd, keys: CoreKeys, wanted: int, name: str, address: str, uuid: bytes) -> Enrolled:
-    """Returns the id of this node and the uuid of the cluster, both new if there are none.
+    """Returns the id of this node and the uuid of the cluster, both new if they are missing.
 
     wanted: `node.id`; 0: any. Raises EnrolmentError, EtcdError.
     """

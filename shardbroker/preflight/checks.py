@@ -10,13 +10,14 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from acceptor.dtls import build_dtls
 from acceptor.tls import TlsError, build_context
 from shardbroker.access.auth_client import INHERIT
 from shardbroker.access.contract import BackendError, SettingError
 from shardbroker.access.files import FileError, read_rules
 from shardbroker.config import Settings
 from shardbroker.config.cluster import own_address
-from shardbroker.config.gateways import GatewayListener, outer_listeners
+from shardbroker.config.gateways import DatagramListener, GatewayListener, outer_listeners
 from shardbroker.config.keys import allowed_at
 from shardbroker.config.listeners import Listener, parse_address, unix_path
 from shardbroker.config.persistence import key_of
@@ -186,16 +187,17 @@ def _of_sink(key: str, error: Exception) -> Finding:
 
 
 def _certificates(settings: Settings) -> Iterator[Finding]:
-    listeners: dict[str, Listener | GatewayListener] = {f"listeners.{name}": one for name, one in settings.listeners.items()}
-    listeners |= {
-        f"gateways.{kind}.listeners.{name}": one
-        for kind, name, _, one in outer_listeners(settings)
-        if isinstance(one, GatewayListener)
+    listeners: dict[str, Listener | GatewayListener | DatagramListener] = {
+        f"listeners.{name}": one for name, one in settings.listeners.items()
     }
+    listeners |= {f"gateways.{kind}.listeners.{name}": one for kind, name, _, one in outer_listeners(settings)}
     for name, one in listeners.items():
         if one.secure:
             try:
-                build_context(one.tls, isinstance(one, Listener) and one.over_websocket)
+                if isinstance(one, DatagramListener):
+                    build_dtls(one.tls)
+                else:
+                    build_context(one.tls, isinstance(one, Listener) and one.over_websocket)
             except TlsError as error:
                 key = f"{name}.tls.{error.key}"
                 yield Finding(key, f"{key}: must be {error.what}, got {getattr(one.tls, error.key)!r}: {error}")
@@ -221,7 +223,7 @@ def _addresses(settings: Settings) -> Iterator[Finding]:
     bound = {f"listeners.{name}.bind": one.bind for name, one in settings.listeners.items()}
     gateways = {f"gateways.{kind}.listeners.{name}.bind": one for kind, name, _, one in outer_listeners(settings)}
     bound |= {key: one.bind for key, one in gateways.items()}
-    over_udp = {key for key, one in gateways.items() if one.type == "udp"}
+    over_udp = {key for key, one in gateways.items() if isinstance(one, DatagramListener)}
     if settings.cluster.enable:
         bound["cluster.link.bind"] = settings.cluster.link_bind
     for key, bind in (("api.bind", settings.api.bind), ("prometheus.bind", settings.prometheus.bind)):

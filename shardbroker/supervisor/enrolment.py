@@ -58,7 +58,7 @@ def _note(data_dir: Path, found: Enrolled) -> None:
 
 
 def _asked(signals: StopSignals, *arguments: Any) -> Enrolled | str | None:
-    """Returns the answer of the core, or why there is none; None after a signal. In a process: gRPC does not outlive a fork."""
+    """Returns the answer of the core, or why it is missing; None after a signal. In a process: gRPC does not outlive a fork."""
     context = multiprocess.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=_ask, args=(writer, *arguments), name="enrolment")

@@ -85,11 +85,11 @@ def test_every_module_that_lacks_a_package_names_the_extra() -> None:
     drivers = {module.rpartition(".")[2] for module in said if ".drivers." in module}
     assert {"cassandra", "dynamo", "kafka", "mongodb", "pulsar", "redis", "s3"} <= drivers
     extras = {re.search(r"\[(\w+)\]", text)[1] for text in said.values()}  # type: ignore[index]
-    assert extras == set(packages()) - {"api", "dashboard", "exhook", "rules"}
+    assert extras == set(packages()) - {"api", "cluster", "dashboard", "dtls", "exhook", "rules"}
 
 
 def test_extras_are_those_that_install_the_package() -> None:
-    """Those that are named elsewhere: api and dashboard, exhook, rules."""
+    """Those that are named elsewhere: api and dashboard, cluster, dtls, exhook, rules."""
     of_extras = packages()
     for library, extra in EXTRAS.items():
         if of_extras[extra]:  # ldap is not installed everywhere

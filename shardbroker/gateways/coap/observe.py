@@ -55,7 +55,7 @@ class Delivery:
 
 
 class Sequence:
-    """Sequence numbers of notifications. They begin with the clock, so that a gateway that has started again goes on behind the
+    """Sequence numbers of notifications. They begin with the clock, so that a gateway that has started again continues behind the
     last ones (RFC 7641 §4.4)."""
 
     __slots__ = ("_last",)

@@ -249,6 +249,9 @@ class CoapSession(GatewaySession):
     def is_proven(self) -> bool:
         return self._is_proven
 
+    def address_proven(self) -> None:
+        self._prove()
+
     def has_token(self, token: bytes) -> bool:
         """Returns whether a token is that of this connection."""
         return bool(self._token) and self._is_connected and compare_digest(token, self._token)
@@ -698,7 +701,7 @@ class CoapSession(GatewaySession):
     # --- responses ------------------------------------------------------------------------------------------------------------
 
     def _keep(self, exchange: _Exchange) -> None:
-        """Notes that a response comes later."""
+        """Notes that a response follows later."""
         self._exchanges[exchange.message.message_id] = exchange
         if self._ack_s == inf:
             self._ack_s = self._now_s + SEPARATE_S
@@ -843,7 +846,7 @@ class CoapSession(GatewaySession):
         return targets
 
     def _advance(self, is_dropped: bool = False) -> None:
-        """Goes on with the next registration of a message, or ends it."""
+        """Continues with the next registration of a message, or ends it."""
         current = self._current
         if current is None:
             return
