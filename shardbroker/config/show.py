@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from shardbroker.config.flows import Rule
-from shardbroker.config.gateways import ExProtoGateway, Gateways, StompGateway
+from shardbroker.config.gateways import Gateways
 from shardbroker.config.keys import allowed_text, dotted, plain, section_of, toml
 from shardbroker.config.listeners import Certificate, Listener, Tls
 from shardbroker.config.live import is_live
@@ -91,7 +91,7 @@ def reference() -> str:
     listeners = {"default": Listener().model_copy(update={"tls": tls})}
     with_tls = {
         kind: gateway.model_copy(update={"listeners": {"default": gateway.listeners["default"].model_copy(update={"tls": tls})}})
-        for kind, gateway in (("exproto", ExProtoGateway()), ("stomp", StompGateway()))
+        for kind, gateway in Gateways()
     }
     connectors = Connectors.model_construct(**{type: {"<name>": row.connector()} for type, row in SINK_TYPES.items()})
     actions = Actions.model_construct(**{type: {"<name>": _with_entries(row.action())} for type, row in SINK_TYPES.items()})
