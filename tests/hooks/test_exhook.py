@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from shardbroker.config import exhook as schema
 from shardbroker.control import ControlError
 from shardbroker.hooks.exhook import ASKED_POINTS, FORWARDED
 from tests.api.rest import Rest
+from tests.connectors.test_servers import Proxy
 from tests.edge.certificates import Authority
 from tests.harness import Client, Pubcomp, Publish, Pubrec, Will, client_id_on, free_port, wire
 from tests.harness.waiting import stopped, until
@@ -537,6 +539,31 @@ def test_a_program_that_comes_back_at_once_is_asked_what_it_wants(outside: Outsi
         program.hooks = {"client.connected": ()}
         program.start()
     outside.until_used(program)
+
+
+@contextmanager
+def far(port: int, delay_s: float) -> Iterator[int]:
+    """The port of a way to `port` on which every piece of data takes so long."""
+    proxy, loop = Proxy(port), asyncio.new_event_loop()
+    proxy.delay_s = delay_s
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(proxy.start(), loop).result(5)
+        yield proxy.port
+        asyncio.run_coroutine_threadsafe(proxy.cut(), loop).result(5)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+
+def test_a_program_that_is_far_away_is_reached(outside: Outside) -> None:
+    with Provider(["client.connected"]) as program, far(program.port, 0.8) as port:
+        outside.configure(f'{{ name = "far", url = "http://127.0.0.1:{port}" }}')
+        try:
+            outside.until_used(program, "far")
+        finally:
+            outside.configure(server(outside.provider))
 
 
 def test_without_auto_reconnect_it_stays_away(outside: Outside) -> None:

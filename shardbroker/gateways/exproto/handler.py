@@ -15,6 +15,8 @@ __all__ = ["Handler", "HandlerError", "described"]
 
 BACKOFF_MS = (100, 1000)
 """Delays between attempts of a connection to reconnect: the first, and the longest."""
+CONNECT_MS = 5000
+"""Time for one attempt, handshake included: gRPC takes the least delay for it too."""
 MESSAGE_MAX = 300 << 20
 """Size limit of an event, bytes: that of a packet, and BATCH of them fit if they are as small as messages of devices are."""
 
@@ -97,7 +99,7 @@ def _channel(settings: ExProtoHandler) -> grpc.aio.Channel:
     options = [
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", BACKOFF_MS[0]),
-        ("grpc.min_reconnect_backoff_ms", BACKOFF_MS[0]),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", BACKOFF_MS[1]),
         ("grpc.max_send_message_length", MESSAGE_MAX),
         ("grpc.use_local_subchannel_pool", 1),

@@ -32,6 +32,8 @@ UNLOAD_TIMEOUT_S = 1.0
 """Timeout of the last call, when the program is no longer used, seconds."""
 BACKOFF_MS = (100, 1000)
 """Delays between attempts of a connection to reconnect: the first, and the longest."""
+CONNECT_MS = 5000
+"""Time for one attempt, handshake included: gRPC takes the least delay for it too."""
 NEVER_MS = 2**31 - 1
 MESSAGE_OVERHEAD = 1 << 20
 """Size limit of a request beside its payload and topic, bytes."""
@@ -74,7 +76,7 @@ class Program:
             ("grpc.enable_http_proxy", 0),
             ("grpc.client_idle_timeout_ms", NEVER_MS),  # the end of a connection means that the program is gone
             ("grpc.initial_reconnect_backoff_ms", BACKOFF_MS[0]),
-            ("grpc.min_reconnect_backoff_ms", BACKOFF_MS[0]),
+            ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
             ("grpc.max_reconnect_backoff_ms", BACKOFF_MS[1]),
             ("grpc.max_send_message_length", size),
             ("grpc.max_receive_message_length", size),
