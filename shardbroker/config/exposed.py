@@ -29,6 +29,18 @@ def exposures(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> 
             f"messages between nodes travel in clear text cluster.link.bind={settings.cluster.link_bind}; set cluster.tls, or use "
             "a network of the nodes alone"
         )
+    clear = [one for one in settings.cluster.etcd.endpoints if one.startswith("http://") and is_public(one.removeprefix("http://"))]
+    if settings.cluster.has_core and clear:
+        yield (
+            f"members and the password of etcd travel in clear text cluster.etcd.endpoints={','.join(clear)}; use https, or a "
+            "network of the nodes alone"
+        )
+    exproto = settings.gateways.exproto
+    if exproto.enable and is_public(exproto.server.bind) and not exproto.server.knows_programs:
+        yield (
+            f"programs of other machines can act as any device gateways.exproto.server.bind={exproto.server.bind}; set "
+            "ssl_options.cacertfile, or bind to 127.0.0.1"
+        )
 
 
 def anonymous_listeners(

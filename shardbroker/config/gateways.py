@@ -296,6 +296,11 @@ class ExProtoServer(Section):
             raise ValueError("allowed is ssl_options.enable only with ssl_options.certfile and keyfile")
         return self
 
+    @property
+    def knows_programs(self) -> bool:
+        """Whether programs have to show a certificate."""
+        return self.ssl_options.enable and bool(self.ssl_options.cacertfile)
+
 
 class ExProtoHandler(Section):
     """The program."""

@@ -14,6 +14,9 @@ pytestmark = pytest.mark.own_broker
 ANONYMOUS = "clients of other machines connect without authentication"
 IN_CLEAR = "passwords of dashboard and REST API travel in clear text"
 METRICS = "metrics can be read from other machines"
+ETCD = "members and the password of etcd travel in clear text"
+PROGRAMS = "programs of other machines can act as any device"
+TLS = {"enable": True, "certfile": "x", "keyfile": "x"}
 PUBLIC = "from shardbroker.config import exposed; exposed.is_public = lambda bind: bind != 'disabled'"
 """Every address counts as a public one, so that the broker under test need not listen on one."""
 
@@ -30,6 +33,15 @@ def test_public_addresses(bind: str, public: bool) -> None:
     assert is_public(bind) == public
 
 
+def core(*endpoints: str) -> dict[str, object]:
+    cluster = {"enable": True, "cookie_file": "/c", "bind": "127.0.0.1:4370", "core": {"mode": "external"}}
+    return {"cluster": {**cluster, "etcd": {"endpoints": [*endpoints]}}}
+
+
+def program(bind: str, tls: dict[str, object] | None = None) -> dict[str, object]:
+    return {"gateways": {"exproto": {"enable": True, "server": {"bind": bind, "ssl_options": tls or {}}}}}
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -44,6 +56,12 @@ def test_public_addresses(bind: str, public: bool) -> None:
         ({"api": {"bind": "0.0.0.0:18083"}}, [IN_CLEAR]),
         ({"api": {"bind": "0.0.0.0:18083", "certfile": "x"}}, []),
         ({"prometheus": {"bind": "[::]:18084"}}, [METRICS]),
+        (core("http://127.0.0.1:2379", "https://etcd.example:2379"), []),
+        (core("https://etcd.example:2379", "http://etcd.example:2379"), [ETCD]),
+        (program("127.0.0.1:9100"), []),
+        (program("0.0.0.0:9100"), [PROGRAMS]),
+        (program("0.0.0.0:9100", TLS), [PROGRAMS]),
+        (program("0.0.0.0:9100", TLS | {"cacertfile": "x"}), []),
     ],
 )
 def test_what_is_told(settings: dict[str, object], told: list[str]) -> None:
