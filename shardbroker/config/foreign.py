@@ -17,7 +17,7 @@ from shardbroker.config.keys import KeyPath, dotted, toml_value
 from shardbroker.config.sinks.ids import SECTIONS
 from shardbroker.config.sources import load
 
-__all__ = ["Imported", "rules_toml", "section_name", "to_toml"]
+__all__ = ["OWN_STORE", "Imported", "rules_toml", "section_name", "to_toml"]
 
 OWN_STORE = "builtin"
 """The store of users and of rules: empty in a new broker, so that all clients are denied."""
@@ -84,7 +84,7 @@ def to_toml(imported: Imported, source: str) -> str:
         lines += ["# Not taken over; see docs/coming-from.md:", *(f"#   {_line(text)}" for text in imported.remarks)]
     sections: dict[KeyPath, list[str]] = {}
     for path, value in imported.settings.items():
-        depth = 3 if path[0] in SECTIONS else 2 if path[0] in ("listeners", "persistence", "rules", "streams") else 1
+        depth = 3 if path[0] in SECTIONS else 2 if path[0] in ("gateways", "listeners", "persistence", "rules", "streams") else 1
         sections.setdefault(path[:depth], []).append(f"{dotted(path[depth:])} = {toml_value(value)}")
     for section, body in sections.items():
         lines += ["", f"[{dotted(section)}]", *body]

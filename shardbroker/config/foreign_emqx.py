@@ -11,6 +11,7 @@ from typing import Any
 
 from shardbroker.config.errors import ConfigError
 from shardbroker.config.foreign import Imported
+from shardbroker.config.foreign_emqx_gateways import take_gateways
 from shardbroker.config.keys import KeyPath, field_at
 from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, SOURCES, from_emqx
 from shardbroker.config.sinks.ids import normal_id, normal_type, types_text
@@ -80,6 +81,7 @@ def read_emqx(text: str) -> Imported:
     closed: list[str] = []
     for kind in (CONNECTORS, ACTIONS, SOURCES):
         _take_sinks(found, kind, tree.pop(kind, None))
+    take_gateways(found, tree.pop("gateway", None))
     if "rewrite" in tree:
         _take_list(found, "rewrite", "rules", tree.pop("rewrite"))
     if isinstance(tree.get("auto_subscribe"), dict) and "topics" in tree["auto_subscribe"]:
