@@ -16,8 +16,13 @@ __all__ = ["take_gateways"]
 KINDS = ("coap", "exproto", "mqttsn", "stomp")
 TYPES = {"coap": ("udp", "dtls"), "exproto": ("tcp", "ssl", "udp"), "mqttsn": ("udp", "dtls"), "stomp": ("tcp", "ssl")}
 """Transports of the listeners of each kind."""
-HARMLESS = re.compile(r"enable_stats|subs_resume|clientinfo_override\..*")
-"""Keys of a gateway without which its clients can do no more; with an override they had other names, which is said."""
+HARMLESS = re.compile(r"enable_stats|subs_resume|clientinfo_override\.clientid")
+"""Keys of a gateway without which its clients can do no more."""
+PLACEHOLDERS = {
+    "${ConnInfo.clientid}": "${clientid}", "${ConnInfo.username}": "${username}", "${ConnInfo.password}": "${password}",
+    "${Packet.headers.login}": "${username}", "${Packet.headers.passcode}": "${password}",
+}  # fmt: skip
+"""Of `clientinfo_override`, with those that are here."""
 LISTENER = ("max_connections", "max_conn_rate", "access_rules", "enable_authn")
 LISTENER_HARMLESS = re.compile(
     r"acceptors|proxy_protocol_timeout|tcp_options\..*|udp_options\..*|health_check\..*"
@@ -51,6 +56,9 @@ def _take_gateway(found: Imported, kind: str, section: dict[str, Any], said: str
         text = f"{said}.{'.'.join(path)} = {value}"
         if HARMLESS.fullmatch(".".join(path)) or (kind == "exproto" and _is_other_tls(path)):
             found.remark(f"{text}: there is nothing like it here")
+        elif path[0] == "clientinfo_override":
+            shown = f"{said}.{'.'.join(path)} = ******" if path[-1] == "password" else text
+            found.take((*here, *path), _placeholders(str(value)), shown)
         else:
             found.take((*here, *path), value, text)
     if broadcast is True:
@@ -63,6 +71,12 @@ def _take_gateway(found: Imported, kind: str, section: dict[str, Any], said: str
         found.settings[*here, "enable"] = True
     elif is_on:
         found.remark(f"{said}: not enabled, since none of its listeners was taken over")
+
+
+def _placeholders(text: str) -> str:
+    for theirs, ours in PLACEHOLDERS.items():
+        text = text.replace(theirs, ours)
+    return text
 
 
 def _is_other_tls(path: KeyPath) -> bool:

@@ -1,5 +1,6 @@
 """Keys of gateways, which speak other protocols than MQTT; docs/gateways.md."""
 
+import re
 from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
@@ -12,18 +13,21 @@ from shardbroker.config.access import CHAIN_HELP, Names, chain_names
 from shardbroker.config.base import LEVELS_MAX, LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.exhook import missing_packages
 from shardbroker.config.listeners import Listener, Mountpoint, Rules, Tls, check_listener_names, parse_address
-from shardbroker.config.units import Allowed, ByteRate, Duration, Limit, Rate, Size, Whole
+from shardbroker.config.units import Allowed, ByteRate, Duration, Limit, Rate, Secret, Size, Whole
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_name
 
 __all__ = [
-    "AnyListener", "CoapGateway", "DatagramListener", "ExProtoGateway", "ExProtoHandler", "ExProtoListener", "ExProtoServer",
-    "GatewayListener", "Gateways", "MqttSnGateway", "PredefinedTopic", "StompGateway", "inner_listeners", "needs_coap",
-    "needs_exproto", "needs_mqttsn", "needs_stomp", "outer_listeners", "state_file",
+    "TEMPLATE", "AnyListener", "ClientInfoOverride", "CoapGateway", "DatagramListener", "ExProtoGateway", "ExProtoHandler",
+    "ExProtoListener", "ExProtoServer", "GatewayListener", "Gateways", "MqttSnGateway", "PredefinedTopic", "StompGateway",
+    "inner_listeners", "needs_coap", "needs_exproto", "needs_mqttsn", "needs_stomp", "outer_listeners", "state_file",
 ]  # fmt: skip
 
 GATEWAY_LISTENERS_MAX = 8
 """Most listeners of one gateway: each has an internal listener, which takes one of the places of `listeners`."""
+TEMPLATE = re.compile(r"\$\{([^}]*)\}")
+TEMPLATE_NAMES = ("clientid", "username", "password")
+TEMPLATE_HELP = ", ".join(f"${{{name}}}" for name in TEMPLATE_NAMES)
 TOPIC_ID_MAX = 65534
 """Topic ids 0 and 65535 are reserved (MQTT-SN §5.3.11)."""
 Bind = Annotated[str, Allowed("HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:61613 or [::1]:61613")]
@@ -121,6 +125,24 @@ class CoapListener(DatagramListener):
     bind: Annotated[Bind, AfterValidator(_address)] = Field("127.0.0.1:5683", description="HOST:PORT; IPv6 as [::1]:PORT.")
 
 
+def _check_template(text: str) -> str:
+    unknown = sorted({*TEMPLATE.findall(text)} - {*TEMPLATE_NAMES})
+    if unknown:
+        raise ValueError(f"allowed are the placeholders {TEMPLATE_HELP}, not ${{{unknown[0]}}}")
+    return text
+
+
+class ClientInfoOverride(Section):
+    """User name and password of all clients, in place of their own: for protocols that have none."""
+
+    username: Annotated[str, AfterValidator(_check_template), Allowed(f"text; placeholders: {TEMPLATE_HELP}")] = Field(
+        "", max_length=65535, description="User name; empty: the client's own, if its protocol has one."
+    )
+    password: Annotated[Secret, AfterValidator(_check_template)] = Field(
+        "", max_length=65535, description=f"Password, with the same placeholders, {TEMPLATE_HELP}; empty: the client's own."
+    )
+
+
 class Gateway(Section):
     """What all gateways have."""
 
@@ -138,6 +160,7 @@ class Gateway(Section):
     session_expiry_interval: Duration = Field(
         7200.0, ge=0, le=2**32 - 2, description="Time for which the session of a client that keeps it outlives its connection."
     )
+    clientinfo_override: ClientInfoOverride = ClientInfoOverride()
 
 
 Listening = TypeVar("Listening", bound=AnyListener)

@@ -4,16 +4,19 @@ from collections.abc import Callable, Container
 from math import inf
 from typing import Any, NamedTuple
 
+from shardbroker.config.gateways import TEMPLATE, ClientInfoOverride
 from shardbroker.mqtt.batches import split_packets
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import Connack, Pingreq
 from shardbroker.mqtt.spec import REASON_CODES, PropertyId
 
-__all__ = ["IDS", "VERSION", "WINDOW", "GatewaySession", "Link", "reason_text"]
+__all__ = ["FIELD_MAX", "IDS", "VERSION", "WINDOW", "GatewaySession", "Link", "login_of", "reason_text"]
 
 VERSION = 5
 PACKET_MAX = 268_435_455
 """Largest packet of MQTT, bytes."""
+FIELD_MAX = 65_535
+"""Bytes of a string of MQTT."""
 IDS = 65_535
 """Packet ids, and the Receive Maximum of a broker that names none (MQTT 5.0 §3.2.2.3.3)."""
 WINDOW = 1000
@@ -206,6 +209,23 @@ class GatewaySession:
     def _to_broker(self, data: bytes) -> None:
         self.to_broker.append(data)
         self._pinged_s = self._now_s
+
+
+def login_of(
+    override: ClientInfoOverride, client_id: bytes, username: bytes | None = None, password: bytes | None = None
+) -> tuple[bytes | None, bytes | None]:
+    """Returns user name and password for CONNECT: those of the setting, else the client's own. An unset value is empty text in a
+    placeholder."""
+    values = {"clientid": client_id, "username": username or b"", "password": password or b""}
+
+    def filled(template: str, own: bytes | None) -> bytes | None:
+        if not template:
+            return own
+        parts = TEMPLATE.split(template)
+        text = b"".join(values[part] if at % 2 else part.encode() for at, part in enumerate(parts))
+        return text[:FIELD_MAX]
+
+    return filled(override.username, username), filled(override.password, password)
 
 
 def reason_text(code: int, properties: dict[int, Any] | None = None) -> str:

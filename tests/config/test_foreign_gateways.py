@@ -18,6 +18,7 @@ gateway.stomp {
   listeners.ssl.default { bind = "0.0.0.0:61614", ssl_options { certfile = "/c.pem", keyfile = "/k.pem", depth = 10 } }
 }
 gateway.mqttsn {
+  clientinfo_override { username = "${Packet.x}" }
   gateway_id = 3, broadcast = true, enable_qos3 = true
   predefined = [{ id = 1, topic = "predefined/topic/name/hello" }]
   listeners.udp.default { bind = 1884, max_connections = 10240000, udp_options { active_n = 100 } }
@@ -46,6 +47,7 @@ def test_what_they_become() -> None:
     assert gateways["stomp"] == {
         "enable": True, "mountpoint": "stomp/",
         "frame": {"max_headers": 12, "max_headers_length": 2048, "max_body_length": 8192},
+        "clientinfo_override": {"username": "${username}", "password": "${password}"},
         "listeners": {
             "default": {
                 "type": "tcp", "bind": "0.0.0.0:61613", "max_connections": 1024000, "max_conn_rate": "1000/s",
@@ -71,7 +73,8 @@ def test_what_is_not_taken_over_is_said_and_restricts() -> None:
     for word in (
         "gateway.coap.authentication: not taken over",
         "gateway.exproto.listeners.dtls.default: left out: allowed are tcp, ssl, udp",
-        "gateway.lwm2m: allowed are tables coap, exproto, mqttsn, stomp", "gateway.stomp.clientinfo_override.username",
+        "gateway.lwm2m: allowed are tables coap, exproto, mqttsn, stomp",
+        "gateway.mqttsn.clientinfo_override.username = ${Packet.x}",
         "gateway.exproto.handler.ssl_options.verify", "gateway.stomp.listeners.tcp.default.acceptors",
     ):  # fmt: skip
         assert word in said, said

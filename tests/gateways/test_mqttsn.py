@@ -11,7 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
+from shardbroker.config.gateways import ClientInfoOverride
 from shardbroker.gateways.mqttsn.door import MqttSnDoor
+from shardbroker.gateways.session import login_of
 from tests.api.rest import ApiBroker, Rest
 from tests.gateways import mqttsn_client as norm
 from tests.gateways.conftest import GatewayBroker
@@ -306,6 +308,37 @@ def test_access_rules_and_authentication(name: str) -> None:
             device.raw(norm.connect(name))
             device.expect_nothing()
         broker.wait_for_log("gateway client refused", "reason=access_rules")
+
+
+@pytest.mark.own_broker
+def test_devices_get_a_user_name_and_a_password_of_the_settings(name: str) -> None:
+    override = {"authentication": '["builtin"]', "clientinfo_override.username": "u-${clientid}", "enable_qos3": "true"}
+    broker = GatewayBroker(1, override, "mqttsn")
+    broker.environment["SHARDBROKER__GATEWAYS__MQTTSN__CLIENTINFO_OVERRIDE__PASSWORD"] = "of ${clientid}"
+    with broker:
+        broker.ctl("users add", name=f"u-{name}", password=f"of {name}")
+        broker.ctl("users add", name=f"u-{name}x", password="another")
+        with broker.mqttsn() as device:
+            device.connect(name)
+            (row,) = until(lambda: broker.ctl("clients list", clientid=name)["data"])
+            assert row["username"] == f"u-{name}"
+            assert f"of {name}" not in broker.log()
+        for stranger in (f"{name}x", f"{name}y"):
+            with broker.mqttsn() as device:
+                device.knock(norm.connect(stranger))
+                assert device.recv().fields == (3,), stranger
+
+
+@pytest.mark.parametrize(
+    ("template", "own", "sent"),
+    [("", b"own", b"own"), ("", None, None), ("fixed", None, b"fixed"), ("${username}@x", b"own", b"own@x"),
+     ("${username}", None, b""), ("$${clientid}{", None, b"$id{"), ("${password}", None, b"secret")],
+)  # fmt: skip
+def test_templates_of_user_names(template: str, own: bytes | None, sent: bytes | None) -> None:
+    override = ClientInfoOverride(username=template)
+    assert login_of(override, b"id", own, b"secret") == (sent, b"secret")
+    with pytest.raises(ValueError, match=r"allowed are the placeholders \$\{clientid\}"):
+        ClientInfoOverride(username="${Packet.x}")
 
 
 @pytest.mark.own_broker

@@ -48,7 +48,7 @@ from shardbroker.gateways.coap.requests import (
     Request,
     parse_request,
 )  # fmt: skip
-from shardbroker.gateways.session import VERSION, GatewaySession, reason_text
+from shardbroker.gateways.session import VERSION, GatewaySession, login_of, reason_text
 from shardbroker.mqtt.batches import encode_publishes
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import (
@@ -475,9 +475,8 @@ class CoapSession(GatewaySession):
         expiry = int(self._settings.session_expiry_interval)
         if is_connection and expiry:
             properties[PropertyId.SESSION_EXPIRY_INTERVAL] = expiry
-        hello = Connect(
-            VERSION, self._client_id, is_clean, 0, identity.username, identity.password, properties=properties
-        )  # fmt: skip
+        login = login_of(self._settings.clientinfo_override, self._client_id, identity.username, identity.password)
+        hello = Connect(VERSION, self._client_id, is_clean, 0, *login, properties=properties)
         self._dial(hello.encode(VERSION), goodbye)
 
     def _accepted(self, connack: Connack) -> None:

@@ -16,7 +16,7 @@ from enum import IntEnum
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
-from shardbroker.gateways.session import VERSION, WINDOW, GatewaySession, Link, reason_text
+from shardbroker.gateways.session import FIELD_MAX, VERSION, WINDOW, GatewaySession, Link, login_of, reason_text
 from shardbroker.mqtt.batches import encode_publishes
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import (
@@ -322,10 +322,9 @@ class ExProtoSession(GatewaySession):
             properties: dict[int, Any] = {PropertyId.RECEIVE_MAXIMUM: self._settings.max_inflight}
             if expiry_s:
                 properties[PropertyId.SESSION_EXPIRY_INTERVAL] = expiry_s
-            connect = Connect(
-                VERSION, info.clientid.encode(), not expiry_s, 0, info.username.encode() or None, password.encode() or None,
-                properties=properties,
-            )  # fmt: skip
+            name, own = info.clientid.encode(), (info.username.encode() or None, password.encode() or None)
+            login = login_of(self._settings.clientinfo_override, name, *own)
+            connect = Connect(VERSION, name, not expiry_s, 0, *login, properties=properties)
             self._dial(connect.encode(VERSION))
             self._deadline_s = self._now_s + self._settings.idle_timeout
 
@@ -482,8 +481,6 @@ class ExProtoSession(GatewaySession):
             self._event(Event("OnSocketClosed", {"reason": reason}))
 
 
-FIELD_MAX = 65_535
-"""Bytes of a string of MQTT."""
 CALLS_MAX = 60_000
 """Calls of a connection that wait for the broker: packet ids are fewer than 65,536."""
 _GONE = Code.CONN_PROCESS_NOT_ALIVE, "the connection has ended"

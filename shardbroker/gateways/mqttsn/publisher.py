@@ -5,7 +5,7 @@ from typing import Any
 
 from shardbroker.gateways.mqttsn.codec import RETAIN, TopicKind, decode, short_name
 from shardbroker.gateways.mqttsn.topics import is_topic, predefined
-from shardbroker.gateways.session import VERSION, GatewaySession, reason_text
+from shardbroker.gateways.session import VERSION, GatewaySession, login_of, reason_text
 from shardbroker.mqtt.batches import encode_publishes
 from shardbroker.mqtt.packets import Connack, Connect, Disconnect
 
@@ -25,7 +25,8 @@ class PublisherSession(GatewaySession):
         self._settings, self._levels, self._name = settings, levels, client_id
         self._waiting: list[tuple[int, int, bytes, bytes, bytes]] = []
         self._connect_until_s: float = now_s + settings.idle_timeout
-        self._dial(Connect(VERSION, client_id.encode(), True, 0).encode(VERSION))
+        name = client_id.encode()
+        self._dial(Connect(VERSION, name, True, 0, *login_of(settings.clientinfo_override, name)).encode(VERSION))
 
     @property
     def client_id(self) -> str:

@@ -39,7 +39,7 @@ from shardbroker.gateways.mqttsn.codec import (
 )  # fmt: skip
 from shardbroker.gateways.mqttsn.topics import Topics, is_topic, predefined
 from shardbroker.gateways.mqttsn.wills import Wills
-from shardbroker.gateways.session import VERSION, GatewaySession, reason_text
+from shardbroker.gateways.session import VERSION, GatewaySession, login_of, reason_text
 from shardbroker.mqtt.batches import encode_publishes
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import (
@@ -361,7 +361,8 @@ class MqttSnSession(GatewaySession):
         size, expiry = 2 * self._settings.max_datagram_size + PACKET_EXTRA, self._settings.session_expiry_interval
         properties: dict[int, Any] = {PropertyId.RECEIVE_MAXIMUM: PREFETCH, PropertyId.MAXIMUM_PACKET_SIZE: size}
         properties[PropertyId.SESSION_EXPIRY_INTERVAL] = CLEAN_EXPIRY_S if self._is_clean else max(CLEAN_EXPIRY_S, int(expiry))
-        hello = Connect(VERSION, self._client_id, is_clean, 0, will=self._will, properties=properties)
+        login = login_of(self._settings.clientinfo_override, self._client_id)
+        hello = Connect(VERSION, self._client_id, is_clean, 0, *login, will=self._will, properties=properties)
         self._pings, self._dirty = 0, False
         self._dial(hello.encode(VERSION), goodbye)
 

@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from shardbroker.gateways.session import VERSION, WINDOW, GatewaySession, reason_text
+from shardbroker.gateways.session import VERSION, WINDOW, GatewaySession, login_of, reason_text
 from shardbroker.gateways.stomp.codec import V10, V11, V12, Frame, FrameReader, StompError, encode_frame
 from shardbroker.mqtt.batches import encode_publishes
 from shardbroker.mqtt.errors import MqttError
@@ -255,10 +255,9 @@ class StompSession(GatewaySession):
         properties: dict[int, Any] = {PropertyId.RECEIVE_MAXIMUM: self._settings.max_inflight}
         if not cleans and self._settings.session_expiry_interval:
             properties[PropertyId.SESSION_EXPIRY_INTERVAL] = int(self._settings.session_expiry_interval)
-        connect = Connect(
-            VERSION, self._client_id.encode(), cleans, 0, None if login is None else login.encode(),
-            None if passcode is None else passcode.encode(), properties=properties,
-        )  # fmt: skip
+        own = [None if one is None else one.encode() for one in (login, passcode)]
+        user = login_of(self._settings.clientinfo_override, self._client_id.encode(), *own)
+        connect = Connect(VERSION, self._client_id.encode(), cleans, 0, *user, properties=properties)
         self._dial(connect.encode(VERSION))
         self._connect_until_s = self._now_s + self._settings.idle_timeout
 
