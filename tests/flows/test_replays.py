@@ -185,6 +185,7 @@ def test_a_session_goes_on_where_it_was(broker: Broker) -> None:
             found += payloads(client, 1)
         assert by_publisher(without_repeats(found)) == by_publisher(sent)
     broker.terminate()
+    broker.stop()
     broker.start()
     sent += publish(broker, 300, 310)
     with on(broker, 0, "sub", clean=False, properties=KEPT, auto_ack=False) as client:

@@ -161,6 +161,8 @@ class Disk:
         self._pending: list[tuple[int, tuple[NameChange, ...]]] = []
         """Changes of names that are not synced, numbered; those of a rename come or stay away together."""
         self._syncs: dict[int, tuple[File | None, int]] = {}
+        self._nameless: set[int] = set()
+        """Inodes without a name that are no file of ours."""
         for path in Path(root).rglob("*"):
             file = None if path.is_dir() else File(bytearray(path.read_bytes()))
             self._synced[str(path)] = file
@@ -179,20 +181,27 @@ class Disk:
             self._end_sync(step.data.decode(), *self._syncs.pop(step.number))
         elif step.what == What.CREATE:
             self._files[step.file] = File()
+            self._nameless.discard(step.file)
             self._change(NameChange(step.data.decode(), self._files[step.file]))
         elif step.what == What.RENAME:
             source, target = step.data.decode().split("\0")
             if source in self._now:
                 self._change(NameChange(source, None, False), NameChange(target, self._now[source]))
         elif step.what == What.UNLINK:
+            self._forget(step.data.decode())
             self._change(NameChange(step.data.decode(), None, False))
         elif step.what == What.MKDIR:
             self._change(NameChange(step.data.decode(), None))
 
     def _write(self, step: Step) -> None:
         file = self._files.get(step.file)
+        if file is None and step.file not in self._nameless and (path := self._path_of(step.file)) is not None:
+            # What created it was killed before it could say so, and another process goes on with it.
+            file = self._files[step.file] = File()
+            self._change(NameChange(str(path), file))
         if file is None:
-            return  # what created it was killed before it could say so
+            self._nameless.add(step.file)
+            return  # its name has gone since
         if step.what == What.WRITE_SYNCED:
             _apply(file.synced, [(step.number, step.data)])
         elif step.what == What.WRITE_BEGIN:
@@ -203,10 +212,20 @@ class Disk:
 
     def _found(self, step: Step) -> bytes:
         """As much as there is of a write whose process was killed: whoever came next has read that."""
-        path = next((path for path in Path(self.root).rglob("*") if path.stat().st_ino == step.file), None)
+        path = self._path_of(step.file)
         there = b"" if path is None else path.read_bytes()[step.number : step.number + len(step.data)]
         same = (ours == found for ours, found in zip(step.data, there, strict=False))
         return step.data[: sum(takewhile(bool, same))]
+
+    def _path_of(self, inode: int) -> Path | None:
+        """Where the file is now, which may be long after the step."""
+        return next((path for path in Path(self.root).rglob("*") if path.stat().st_ino == inode), None)
+
+    def _forget(self, path: str) -> None:
+        """The file system may give the inode of a file without a name to another one, whose creation is not always recorded."""
+        file = self._now.get(path)
+        if file is not None and sum(one is file for one in self._now.values()) == 1:
+            self._files = {inode: one for inode, one in self._files.items() if one is not file}
 
     def _change(self, *changes: NameChange) -> None:
         self._pending.append((self._changes, changes))

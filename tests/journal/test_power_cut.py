@@ -94,3 +94,28 @@ def test_a_write_whose_process_was_killed_counts_as_far_as_the_next_one_found_it
         disk.do(step)
     disk.cut(random.Random(1), "nothing", "nothing", place)
     assert (place / "segment").read_bytes() == there
+
+
+@pytest.mark.parametrize("known_before", [False, True])
+def test_a_file_whose_creation_was_not_said_is_one_once_another_process_writes_to_it(known_before: bool, tmp_path: Path) -> None:
+    """Its process was killed between the two. The inode may have been that of a file that is gone."""
+    root, steps_file, place = tmp_path / "run", tmp_path / "steps", tmp_path / "cut"
+    root.mkdir()
+    place.mkdir()
+    disk = Disk(str(root))
+    path = root / "segment"
+    path.write_bytes(b"synced and not")
+    inode = path.stat().st_ino
+    name, folder, other = str(path).encode(), str(root).encode(), str(root / "other").encode()
+    steps = [
+        *([(What.CREATE, inode, 0, other), (What.UNLINK, 0, 0, other)] if known_before else []),
+        (What.TRUNCATE, inode, 0, b""), (What.WRITE_BEGIN, inode, 0, b"synced"), (What.WRITE, inode, 0, b"synced"),
+        (What.SYNC_BEGIN, inode, 1, name), (What.SYNC_END, inode, 1, name),
+        (What.SYNC_BEGIN, 7, 2, folder), (What.SYNC_END, 7, 2, folder),
+        (What.WRITE_BEGIN, inode, 6, b" and not"), (What.WRITE, inode, 6, b" and not"),
+    ]  # fmt: skip
+    steps_file.write_bytes(b"".join(MAGIC + struct.pack("<IBQQ", 17 + len(data), *step) + data for *step, data in steps))
+    for step in read_steps(steps_file):
+        disk.do(step)
+    disk.cut(random.Random(1), "nothing", "nothing", place)
+    assert {one.name: one.read_bytes() for one in place.iterdir()} == {"segment": b"synced"}
