@@ -14,7 +14,7 @@ from shardbroker.config.keys import KeyPath
 __all__ = ["take_gateways"]
 
 KINDS = ("coap", "exproto", "mqttsn", "stomp")
-TYPES = {"coap": ("udp", "dtls"), "exproto": ("tcp", "ssl", "udp"), "mqttsn": ("udp", "dtls"), "stomp": ("tcp", "ssl")}
+TYPES = {"coap": ("udp", "dtls"), "exproto": ("tcp", "ssl", "udp", "dtls"), "mqttsn": ("udp", "dtls"), "stomp": ("tcp", "ssl")}
 """Transports of the listeners of each kind."""
 HARMLESS = re.compile(r"enable_stats|subs_resume|clientinfo_override\.clientid")
 """Keys of a gateway without which its clients can do no more."""

@@ -77,14 +77,21 @@ class GatewayListener(AnyListener):
     @model_validator(mode="after")
     def _certificate(self) -> "GatewayListener":
         if self.secure and not self.tls.certfile:
-            raise ValueError("allowed is type ssl only with tls.certfile, the broker's certificate")
+            raise ValueError(f"allowed is type {self.type} only with tls.certfile, the broker's certificate")
         if not self.secure and self.tls != Tls():
-            raise ValueError("allowed is tls only for type ssl, not tcp")
+            raise ValueError(f"allowed is tls only for a type with TLS, not {self.type}")
         return self
 
     @property
     def secure(self) -> bool:
         return self.type == "ssl"
+
+
+def _check_dtls(tls: Tls) -> None:
+    default = Tls()
+    for key in ("crlfile", "versions", "session_tickets", "sni"):
+        if getattr(tls, key) != getattr(default, key):
+            raise ValueError(f"allowed is tls.{key} only for type ssl, not dtls, which is DTLS 1.2")
 
 
 class DatagramListener(AnyListener):
@@ -104,10 +111,7 @@ class DatagramListener(AnyListener):
             raise ValueError("allowed is type dtls only with tls.certfile, the broker's certificate")
         if not self.secure and self.tls != Tls():
             raise ValueError("allowed is tls only for type dtls, not udp")
-        default = Tls()
-        for key in ("crlfile", "versions", "session_tickets", "sni"):
-            if getattr(self.tls, key) != getattr(default, key):
-                raise ValueError(f"allowed is tls.{key} only for type ssl, not dtls, which is DTLS 1.2")
+        _check_dtls(self.tls)
         return self
 
     @property
@@ -279,14 +283,26 @@ class ExProtoListener(GatewayListener):
     """One listening address of the ExProto gateway."""
 
     bind: Annotated[Bind, AfterValidator(_address)] = Field("127.0.0.1:7993", description="HOST:PORT; IPv6 as [::1]:7993.")
-    type: Literal["tcp", "ssl", "udp"] = Field("tcp", description="Transport.")  # type: ignore[assignment]
-    max_unknown_rate: Rate = Field(
-        1000.0, gt=0, description="With type udp: datagrams of unknown senders per second that are handled; others are dropped."
+    type: Literal["tcp", "ssl", "udp", "dtls"] = Field(  # type: ignore[assignment]
+        "tcp", description="Transport; dtls needs the extra shardbroker[dtls]."
     )
+    max_unknown_rate: Rate = Field(
+        1000.0, gt=0, description="Datagrams of unknown senders per second that are handled; further ones are dropped."
+    )
+
+    @model_validator(mode="after")
+    def _datagrams(self) -> "ExProtoListener":
+        if self.type == "dtls":
+            _check_dtls(self.tls)
+        return self
+
+    @property
+    def secure(self) -> bool:
+        return self.type in ("ssl", "dtls")
 
     @property
     def for_datagrams(self) -> bool:
-        return self.type == "udp"
+        return self.type in ("udp", "dtls")
 
 
 class ExProtoTls(Section):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from shardbroker.gateways.connection import Device, Home, Peer
 from shardbroker.gateways.dtls import RECEIVE, DtlsPeers
 from shardbroker.gateways.proxy import DATAGRAM
-from shardbroker.gateways.session import GatewaySession
+from shardbroker.gateways.session import GatewaySession, Link
 
 __all__ = ["DatagramHome", "DatagramServer", "Door", "Knock", "Verdict"]
 
@@ -99,6 +99,9 @@ class DatagramDevice(Device):
         self._name = ""
         self.is_silent = True
         """It has sent nothing since it was accepted, or its address is not proven."""
+
+    def _link(self) -> Link:
+        return Link("dtls" if self._server.is_secure else "udp", self.peer, self._own, None, self.flush)
 
     def open(self, message: bytes) -> None:
         """Begins with the message that has opened the device."""

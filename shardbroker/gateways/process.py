@@ -294,7 +294,7 @@ class Outer:
         settings = self.settings
         if not settings.secure:
             return None
-        return build_dtls(settings.tls) if isinstance(settings, DatagramListener) else build_context(settings.tls, False)
+        return build_dtls(settings.tls) if settings.for_datagrams else build_context(settings.tls, False)
 
     def _make_door(self) -> Door:
         gateway = self._gateway

@@ -27,7 +27,7 @@ class Link(NamedTuple):
     """The transport of a device."""
 
     kind: str
-    """tcp, ssl or udp."""
+    """tcp, ssl, udp or dtls."""
     peer: tuple[Any, ...]
     own: tuple[Any, ...]
     """Addresses as sockets have them: host, port and more for IPv6."""

@@ -194,7 +194,7 @@ def _certificates(settings: Settings) -> Iterator[Finding]:
     for name, one in listeners.items():
         if one.secure:
             try:
-                if isinstance(one, DatagramListener):
+                if not isinstance(one, Listener) and one.for_datagrams:
                     build_dtls(one.tls)
                 else:
                     build_context(one.tls, isinstance(one, Listener) and one.over_websocket)

@@ -34,7 +34,7 @@ gateway.exproto {
   handler { address = "http://127.0.0.1:9001", service_name = "ConnectionUnaryHandler",
     ssl_options { enable = false, verify = verify_none } }
   listeners.tcp.default { bind = 7993 }
-  listeners.dtls.default { bind = 7994 }
+  listeners.quic.default { bind = 7994 }
 }
 gateway.lwm2m { enable = true }
 """
@@ -72,7 +72,7 @@ def test_what_is_not_taken_over_is_said_and_restricts() -> None:
     said = "\n".join(imported.remarks)
     for word in (
         "gateway.coap.authentication: not taken over",
-        "gateway.exproto.listeners.dtls.default: left out: allowed are tcp, ssl, udp",
+        "gateway.exproto.listeners.quic.default: left out: allowed are tcp, ssl, udp",
         "gateway.lwm2m: allowed are tables coap, exproto, mqttsn, stomp",
         "gateway.mqttsn.clientinfo_override.username = ${Packet.x}",
         "gateway.exproto.handler.ssl_options.verify", "gateway.stomp.listeners.tcp.default.acceptors",

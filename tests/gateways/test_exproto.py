@@ -90,9 +90,10 @@ class World:
     def __init__(self, service: str = "ConnectionUnaryHandler", tls: Any = None, **more: str) -> None:
         adapter, port = free_port(), free_port()
         self.udp = "127.0.0.1", free_port()
-        gateway = settings_of(adapter, port, **more) | {
+        own = {
             "listeners.u.bind": f"127.0.0.1:{self.udp[1]}", "listeners.u.type": "udp", "handler.service_name": service,
         }  # fmt: skip
+        gateway = own | settings_of(adapter, port, **more)
         self.broker = GatewayBroker(3, gateway, "exproto")
         self.program = Program(port, f"localhost:{adapter}", service, tls)
 
@@ -419,6 +420,23 @@ def test_devices_with_tls_show_their_certificate(authority: Authority, name: str
         (created,) = [one for method, one in world.program.heard if method == "OnSocketCreated" and one.conn == conn]
         assert created.conninfo.socktype == 1
         assert (created.conninfo.peercert.cn, created.conninfo.peercert.dn) == ("device-7", "CN=device-7")
+
+
+def test_devices_over_dtls(authority: Authority, name: str) -> None:
+    own = authority.issue("own", "localhost", ("localhost",))
+    tls = f'{{ certfile = "{own}" }}'
+    with World(listeners__u__type="dtls", listeners__u__tls=tls) as world:
+        command = ["openssl", "s_client", "-dtls1_2", "-quiet", "-connect", f"127.0.0.1:{world.udp[1]}"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
+            assert client.stdin is not None and client.stdout is not None
+            client.stdin.write(f"CONNECT {name}\n".encode())
+            client.stdin.flush()
+            assert client.stdout.readline() == b"CODE 0 \n"
+            (row,) = until(lambda: world.broker.ctl("clients list", clientid=name)["data"])
+            assert row["listener"] == "exproto:dtls:u"
+            (created,) = [one for method, one in world.program.heard if method == "OnSocketCreated"]
+            assert created.conninfo.socktype == 3
+            client.kill()
 
 
 def test_the_program_of_the_page(tmp_path: Path, name: str) -> None:
