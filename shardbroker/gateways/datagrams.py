@@ -122,7 +122,7 @@ class DatagramDevice(Device):
 
     def _follow(self, session: GatewaySession) -> None:
         if session.is_accepted and session.client_id != self._name:
-            self._name = self._server.rename(self, self._name, session.client_id)
+            self._name = self._server.note_name(self, self._name, session.client_id)
 
     def _leave(self) -> None:
         self._server.forget(self, self._name)
@@ -202,7 +202,7 @@ class DatagramServer:
         except OSError:
             self._home.figures["lost"] += 1
 
-    def rename(self, device: DatagramDevice, old: str, new: str) -> str:
+    def note_name(self, device: DatagramDevice, old: str, new: str) -> str:
         """Notes the client id that a device is accepted with, and ends one that has had it at another address."""
         if self._names.get(old) is device:
             del self._names[old]

@@ -20,6 +20,8 @@ NAMESAKES = {
     "shardbroker/cluster/faults.py": "reasons of BYE between nodes",
     "shardbroker/connectors/pulsar_login.py": "commands of Pulsar",
     "shardbroker/flows/drivers/rabbitmq.py": "methods of AMQP",
+    "shardbroker/gateways/exproto/session.py": "codes of answers of ExProto",
+    "shardbroker/gateways/mqttsn/codec.py": "messages of MQTT-SN",
     "shardbroker/journal/schema.py": "a file format, which does not follow this table",
     "shardbroker/transport/websocket.pyx": "close codes of WebSocket",
 }
