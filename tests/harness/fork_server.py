@@ -21,8 +21,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import IO
 
 __all__ = ["ForkServer", "ForkedProcess", "serve"]
@@ -31,6 +33,8 @@ MESSAGE_MAX = 1 << 20
 """Bytes of a request."""
 DESCRIPTORS_MAX = 64
 """Descriptors of a request."""
+TURN_S = 0.1
+"""Longest time for which one thread waits for a process before others may look, too."""
 OUT_OF_THE_WAY = 900
 """Received descriptors are moved to this number and up, so that those asked for are free."""
 OWN_PREFIX = "SHARDBROKER__"
@@ -64,6 +68,7 @@ class ForkedProcess(subprocess.Popen[str]):
         self.returncode: int | None = None
         self._child_created = False  # of the base: nothing here is for waitpid()
         self._answers, self._lines = answers, b""
+        self._reading = threading.Lock()  # threads may wait for a process, and look whether it runs, at the same time
         self.pid = self._line(None) or 0
 
     def _line(self, deadline: float | None, wait: bool = True) -> int | None:
@@ -87,16 +92,25 @@ class ForkedProcess(subprocess.Popen[str]):
 
     def poll(self) -> int | None:
         """The exit code, or None."""
-        return self.returncode if self.returncode is not None else self._ended(self._line(None, wait=False))
+        if self._reading.acquire(blocking=False):
+            try:
+                if self.returncode is None:
+                    self._ended(self._line(None, wait=False))
+            finally:
+                self._reading.release()
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code; TimeoutExpired after so many seconds."""
-        if self.returncode is None:
-            deadline = None if timeout is None else time.monotonic() + timeout
-            if self._ended(self._line(deadline)) is None:
+        deadline = inf if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._reading:
+                if self.returncode is None:
+                    self._ended(self._line(min(deadline, time.monotonic() + TURN_S)))
+                if self.returncode is not None:
+                    return self.returncode
+            if time.monotonic() >= deadline:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-        assert self.returncode is not None
-        return self.returncode
 
 
 class ForkServer:

@@ -6,13 +6,14 @@ import re
 import resource
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.harness import Broker
+from tests.harness import Broker, until
 from tests.harness.fork_server import ForkedProcess
 
 
@@ -82,6 +83,22 @@ def test_a_process_that_has_ended_is_there_until_it_was_waited_for() -> None:
         while psutil.pid_exists(broker.pid):
             pass
         broker.process = None
+
+
+def test_threads_that_wait_and_look_all_see_the_end() -> None:
+    broker = Broker(1)
+    broker.start()
+    process, seen = broker.process, []
+    assert process is not None
+    looking = [threading.Thread(target=lambda: seen.append(until(lambda: process.poll() is not None))) for _ in range(4)]
+    waiting = [threading.Thread(target=lambda: seen.append(process.wait(20) is not None)) for _ in range(4)]
+    for thread in (*looking, *waiting):
+        thread.start()
+    broker.terminate()
+    for thread in (*looking, *waiting):
+        thread.join(20)
+    assert seen == [True] * 8
+    broker.kill()
 
 
 def test_what_matters_before_main_goes_by_exec(monkeypatch: pytest.MonkeyPatch) -> None:
