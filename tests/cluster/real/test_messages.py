@@ -124,11 +124,18 @@ def test_nothing_acknowledged_is_lost_and_no_qos_2_comes_twice_while_processes_a
         threads = [threading.Thread(target=publish, args=(qos,)) for qos in acknowledged]
         for thread in threads:
             thread.start()
+
+        def go_on() -> None:
+            """Some time, in which each publisher gets on however slow the disk is."""
+            before = {qos: len(found) for qos, found in acknowledged.items()}
+            time.sleep(0.7)
+            until(lambda: all(len(found) >= before[qos] + 30 for qos, found in acknowledged.items()), timeout_s=30)
+
         try:
             for _ in range(3):
-                time.sleep(0.7)
+                go_on()
                 _kill(nodes, kill)
-            time.sleep(0.7)
+            go_on()
         finally:
             ended.set()
             for thread in threads:
