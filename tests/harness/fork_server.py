@@ -118,6 +118,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._requests: socket.socket | None = None
+        self._launching = threading.Lock()
         self._surroundings = _surroundings()
         self._environment = _early(os.environ)
 
@@ -127,8 +128,9 @@ class ForkServer:
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int] = ()) -> ForkedProcess:
         """Starts `shardbroker` in a session of its own; `descriptors` are open in it under the same numbers."""
-        if self._requests is None:
-            self._requests = self._launch()
+        with self._launching:
+            if self._requests is None:
+                self._requests = self._launch()
         request = {"command": list(command), "environment": dict(environment), "descriptors": list(descriptors)}
         answers, theirs = socket.socketpair()
         reading, writing = os.pipe()

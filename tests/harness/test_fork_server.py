@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from tests.harness import Broker, until
-from tests.harness.fork_server import ForkedProcess
+from tests.harness.broker import PROGRAM
+from tests.harness.fork_server import ForkedProcess, ForkServer
 
 
 @pytest.fixture(params=[True, False], ids=["fork", "exec"])
@@ -83,6 +84,19 @@ def test_a_process_that_has_ended_is_there_until_it_was_waited_for() -> None:
         while psutil.pid_exists(broker.pid):
             pass
         broker.process = None
+
+
+def test_threads_that_start_first_brokers_have_one_server() -> None:
+    server = ForkServer()
+    processes: list[subprocess.Popen[str]] = []
+    command = [*PROGRAM, "--version"]
+    threads = [threading.Thread(target=lambda: processes.append(server.start(command, os.environ))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [process.wait(20) for process in processes] == [0] * 4
+    assert all("shardbroker" in process.stdout.read() for process in processes if process.stdout is not None)
 
 
 def test_threads_that_wait_and_look_all_see_the_end() -> None:
