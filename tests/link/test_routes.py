@@ -19,7 +19,7 @@ def test_no_route_is_hidden_by_a_kill_before_its_epoch(tmp_path: Path, monkeypat
     name = str(tmp_path / "epochs")
     epochs = Epochs.create(name)
     settings = SimpleNamespace(
-        cluster=SimpleNamespace(static=SimpleNamespace(seeds=["n2"])), durability=SimpleNamespace(level="process")
+        cluster=SimpleNamespace(static=SimpleNamespace(seeds=["n2"]), has_core=False), durability=SimpleNamespace(level="process"),
     )
     topology: Any = SimpleNamespace(
         remote_routes_dir=tmp_path / "remote", peer_routes_dir=tmp_path / "data" / "cluster" / "routes", epochs_name=name,
