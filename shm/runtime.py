@@ -18,7 +18,7 @@ import secrets
 import stat
 from pathlib import Path
 
-__all__ = ["distrust", "distrusted", "find_runtime_dir", "make_runtime_dir"]
+__all__ = ["ROOT", "distrust", "distrusted", "find_runtime_dir", "make_runtime_dir"]
 
 ROOT = Path("/dev/shm")
 """A tmpfs with half of the memory by default. /run, where systemd has RuntimeDirectory, has only a tenth or a fifth for the whole

@@ -1,16 +1,16 @@
 """Keys of a cluster: which nodes are members, how they reach each other, and what waits for them."""
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 import psutil
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
 from shardbroker.config.base import LONGEST_WAIT_S, SHORTEST_S, Live, Section
+from shardbroker.config.exhook import is_grpc_url
 from shardbroker.config.listeners import parse_address
+from shardbroker.config.packages import missing_packages
 from shardbroker.config.units import Allowed, Duration, Secret, Size, Whole
 from shm.roles import WORKER
 
@@ -118,20 +118,11 @@ class Etcd(Section):
     def _endpoints(cls, value: list[str]) -> list[str]:
         found = [one.strip().rstrip("/") for one in value]
         for one in found:
-            if not _is_endpoint(one):
+            if not is_grpc_url(one):
                 raise ValueError(f"allowed is {ENDPOINTS_HELP}, not {one!r}")
         if len({*found}) != len(found) or len(found) > ENDPOINTS_MAX:
             raise ValueError(f"allowed is {ENDPOINTS_HELP}")
         return found
-
-
-def _is_endpoint(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        found = parts.scheme in ("http", "https") and bool(parts.hostname) and bool(parts.port)
-    except ValueError:  # the port
-        return False
-    return found and parts.username is None and not (parts.path or parts.query or parts.fragment)
 
 
 class Static(Section):
@@ -335,14 +326,7 @@ class Cluster(Section):
     @property
     def missing(self) -> str | None:
         """An error message that names missing packages; None if the core can be used."""
-        missing = [name for name in PACKAGES if not _installed(name)] if self.has_core else []
-        if not missing:
-            return None
-        verb = "is" if len(missing) == 1 else "are"
-        return (
-            f"cluster.core.mode = {self.core.mode} needs {', '.join(missing)}, which {verb} not installed: "
-            "pip install 'shardbroker[cluster]'"
-        )
+        return missing_packages(f"cluster.core.mode = {self.core.mode}", PACKAGES, "cluster") if self.has_core else None
 
     @property
     def lost_policy(self) -> tuple[str, int]:
@@ -360,13 +344,6 @@ def _mode_of(info: ValidationInfo) -> str:
     """Returns the mode of an enabled cluster; empty without one, or if it is not valid."""
     core = info.data.get("core")
     return core.mode if isinstance(core, Core) and info.data.get("enable") else ""
-
-
-def _installed(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # the package around it
-        return False
 
 
 def needs_core(settings: Any, listeners: Sequence[Any]) -> bool:

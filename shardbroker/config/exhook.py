@@ -1,7 +1,6 @@
 """Keys of hooks over gRPC, named as in EMQX."""
 
 import re
-from importlib.util import find_spec
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -9,9 +8,10 @@ from pydantic import Field, field_validator, model_validator
 
 from shardbroker.config.base import LONGEST_WAIT_S, Section
 from shardbroker.config.connectors import BackendTimeout, PoolSize
+from shardbroker.config.packages import missing_packages
 from shardbroker.config.units import Allowed, OptionalDuration
 
-__all__ = ["STATE_FILE", "ExHook", "ExHookServer", "ExHookTls", "missing_packages"]
+__all__ = ["STATE_FILE", "ExHook", "ExHookServer", "ExHookTls", "is_grpc_url"]
 
 STATE_FILE = "exhook.json"
 """File in the runtime directory: the servers, their state, and the results of calls."""
@@ -59,14 +59,9 @@ class ExHookServer(Section):
 
     @model_validator(mode="after")
     def _reachable(self) -> "ExHookServer":
-        parts = urlsplit(self.url)
-        try:
-            right = parts.scheme in ("http", "https") and parts.hostname and parts.port and not parts.path.strip("/")
-        except ValueError:  # the port
-            right = False
-        if not right or parts.username is not None or parts.query or parts.fragment:
+        if not is_grpc_url(self.url):
             raise ValueError(f"url {self.url!r}: allowed is {URL_HELP}")
-        if (parts.scheme == "https") != self.ssl.enable:
+        if (urlsplit(self.url).scheme == "https") != self.ssl.enable:
             raise ValueError(f"url {self.url!r} and ssl.enable = {str(self.ssl.enable).lower()} do not fit: allowed is {URL_HELP}")
         return self
 
@@ -99,22 +94,14 @@ class ExHook(Section):
     @property
     def missing(self) -> str | None:
         """An error message that names missing packages; None if the servers can be used."""
-        missing = missing_packages() if self.enabled else []
-        if not missing:
-            return None
-        return (
-            f"exhook.servers needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
-            "pip install 'shardbroker[exhook]'"
-        )
+        return missing_packages("exhook.servers", PACKAGES, "exhook") if self.enabled else None
 
 
-def missing_packages() -> list[str]:
-    """Returns those of PACKAGES that are not installed."""
-    return [name for name in PACKAGES if not _installed(name)]
-
-
-def _installed(name: str) -> bool:
+def is_grpc_url(text: str) -> bool:
+    """Returns whether a text is http://HOST:PORT or https://HOST:PORT."""
+    parts = urlsplit(text)
     try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # the package around it
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and bool(parts.port)
+    except ValueError:  # the port
         return False
+    return is_whole and not parts.path.strip("/") and parts.username is None and not (parts.query or parts.fragment)

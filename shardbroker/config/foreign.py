@@ -9,6 +9,7 @@ exist yet, and topics against its own rules.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from shardbroker.config.keys import KeyPath, dotted, toml_value
 from shardbroker.config.sinks.ids import SECTIONS
 from shardbroker.config.sources import load
 
-__all__ = ["OWN_STORE", "Imported", "rules_toml", "section_name", "to_toml"]
+__all__ = ["OWN_STORE", "Imported", "bind_of", "flatten", "rules_toml", "section_name", "to_toml"]
 
 OWN_STORE = "builtin"
 """The store of users and of rules: empty in a new broker, so that all clients are denied."""
@@ -67,6 +68,21 @@ class Imported:
         self.rules = None
         if text:
             self.remark(f"{text}; nothing is allowed before there is a rule for it: shardbroker ctl acl add")
+
+
+def flatten(table: dict[str, Any], prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yields the values of tables within tables, by path."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from flatten(value, (*prefix, name))
+        else:
+            yield (*prefix, name), value
+
+
+def bind_of(value: Any) -> str:
+    """Returns an address; a port alone is that of all addresses of the machine, as in EMQX."""
+    text = str(value)
+    return text if ":" in text else f"0.0.0.0:{text}"
 
 
 def section_name(given: str) -> str:

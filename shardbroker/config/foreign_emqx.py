@@ -10,7 +10,7 @@ import textwrap
 from typing import Any
 
 from shardbroker.config.errors import ConfigError
-from shardbroker.config.foreign import Imported
+from shardbroker.config.foreign import Imported, bind_of, flatten
 from shardbroker.config.foreign_emqx_gateways import take_gateways
 from shardbroker.config.keys import KeyPath, field_at
 from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, SOURCES, from_emqx
@@ -88,7 +88,7 @@ def read_emqx(text: str) -> Imported:
         _take_list(found, "auto_subscribe", "topics", tree["auto_subscribe"].pop("topics"))
     if isinstance(tree.get("rule_engine"), dict):
         _take_rules(found, tree["rule_engine"].pop("rules", None))
-    for path, value in _flatten(tree):
+    for path, value in flatten(tree):
         said = f"{'.'.join(path)} = {'******' if SECRET.search(path[-1]) else value}"
         if LOGIN.match(said):
             closed.append(f"{said}: there is nothing like it here")
@@ -201,7 +201,7 @@ def _take_authorization(found: Imported, rules: dict[str, Any]) -> None:
     """Imports sources up to the first one that does not exist here: a later one might allow what that one denies."""
     sources = rules.pop("sources", [])
     listed = [one for one in (sources if isinstance(sources, list) else [sources]) if not _off(one)]
-    for path, value in _flatten(rules):
+    for path, value in flatten(rules):
         said = f"authorization.{'.'.join(path)} = {value}"
         if path in AUTHORIZATION:
             if not found.take(("acl", *AUTHORIZATION[path].split(".")), value, said):
@@ -242,7 +242,7 @@ def _take_dashboard(found: Imported, dashboard: dict[str, Any]) -> None:
     if "https" in there:
         secure = there["https"]
         files = secure.get("ssl_options", secure)
-        own: dict[tuple[str, ...], Any] = {("api", "bind"): _bind(secure["bind"])}
+        own: dict[tuple[str, ...], Any] = {("api", "bind"): bind_of(secure["bind"])}
         own |= {("api", key): files[key] for key in ("certfile", "keyfile") if isinstance(files, dict) and key in files}
         if ("api", "certfile") in own:
             found.take_together(own, "dashboard.listeners.https")
@@ -251,15 +251,10 @@ def _take_dashboard(found: Imported, dashboard: dict[str, Any]) -> None:
         if "http" in there:
             found.remark("dashboard.listeners.http: the dashboard has one address, that of https")
     elif "http" in there:
-        found.take(("api", "bind"), _bind(there["http"]["bind"]), "dashboard.listeners.http")
-    for path, value in _flatten(dashboard):
+        found.take(("api", "bind"), bind_of(there["http"]["bind"]), "dashboard.listeners.http")
+    for path, value in flatten(dashboard):
         shown = "******" if SECRET.search(path[-1]) else value
         found.remark(f"dashboard.{'.'.join(path)} = {shown}: there is nothing like it here")
-
-
-def _bind(value: Any) -> str:
-    text = str(value)
-    return text if ":" in text else f"0.0.0.0:{text}"
 
 
 def _note_listener(
@@ -277,7 +272,7 @@ def _note_listener(
         return
     own = listeners.setdefault((kind, path[2]), {(*here, "type"): kind})
     if rest == ("bind",):
-        own[*here, "bind"] = _bind(value)
+        own[*here, "bind"] = bind_of(value)
     elif rest in (("enable",), ("enabled",)):
         if value is not True:
             left_out[kind, path[2]] = "not enabled"
@@ -447,10 +442,3 @@ def _plain(word: str) -> Any:
     if re.fullmatch(r"-?\d+\.\d+", word):
         return float(word)
     return word
-
-
-def _flatten(table: dict[str, Any], prefix: tuple[str, ...] = ()) -> "list[tuple[tuple[str, ...], Any]]":
-    flat = []
-    for name, value in table.items():
-        flat += _flatten(value, (*prefix, name)) if isinstance(value, dict) else [((*prefix, name), value)]
-    return flat

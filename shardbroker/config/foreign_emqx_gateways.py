@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from shardbroker.config.foreign import OWN_STORE, Imported
+from shardbroker.config.foreign import OWN_STORE, Imported, bind_of, flatten
 from shardbroker.config.keys import KeyPath
 
 __all__ = ["take_gateways"]
@@ -52,7 +52,7 @@ def _take_gateway(found: Imported, kind: str, section: dict[str, Any], said: str
     listeners, login = section.pop("listeners", {}), section.pop("authentication", None)
     is_on = section.pop("enable", True) is not False
     broadcast = section.pop("broadcast", None) if kind == "mqttsn" else None
-    for path, value in _leaves(section):
+    for path, value in flatten(section):
         text = f"{said}.{'.'.join(path)} = {value}"
         if HARMLESS.fullmatch(".".join(path)) or (kind == "exproto" and _is_other_tls(path)):
             found.remark(f"{text}: there is nothing like it here")
@@ -101,14 +101,14 @@ def _take_listener(found: Imported, kind: str, type: str, name: str, given: dict
         own = f"{type}-{own}"
     here: KeyPath = ("gateways", kind, "listeners", own)
     values: dict[KeyPath, Any] = {(*here, "type"): type}
-    for path, value in _leaves(given):
+    for path, value in flatten(given):
         text = f"{said}.{'.'.join(path)} = {'******' if path[-1] == 'password' else value}"
         if path in (("enable",), ("enabled",)):
             if value is False:
                 found.remark(f"{said}: left out: not enabled")
                 return False
         elif path == ("bind",):
-            values[*here, "bind"] = str(value) if ":" in str(value) else f"0.0.0.0:{value}"
+            values[*here, "bind"] = bind_of(value)
         elif len(path) == 1 and path[0] in LISTENER:
             values[*here, path[0]] = value
         elif len(path) == 2 and path[0] in ("ssl_options", "dtls_options") and path[1] in TLS:
@@ -119,11 +119,3 @@ def _take_listener(found: Imported, kind: str, type: str, name: str, given: dict
             found.remark(f"{said}: left out: {'.'.join(path)}: there is nothing like it here")
             return False
     return found.take_together(values, said)
-
-
-def _leaves(table: dict[str, Any], prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, (*prefix, name))
-        else:
-            yield (*prefix, name), value

@@ -11,8 +11,9 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from shardbroker.config.access import CHAIN_HELP, Names, chain_names
 from shardbroker.config.base import LEVELS_MAX, LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
-from shardbroker.config.exhook import missing_packages
+from shardbroker.config.exhook import PACKAGES, is_grpc_url
 from shardbroker.config.listeners import Listener, Mountpoint, Rules, Tls, check_listener_names, parse_address
+from shardbroker.config.packages import missing_packages
 from shardbroker.config.units import Allowed, ByteRate, Duration, Limit, Rate, Secret, Size, Whole
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_name
@@ -355,14 +356,9 @@ class ExProtoHandler(Section):
 
     @model_validator(mode="after")
     def _reachable(self) -> "ExProtoHandler":
-        parts = urlsplit(self.address)
-        try:
-            right = parts.scheme in ("http", "https") and parts.hostname and parts.port and not parts.path.strip("/")
-        except ValueError:  # the port
-            right = False
-        if not right or parts.username is not None or parts.query or parts.fragment:
+        if not is_grpc_url(self.address):
             raise ValueError(f"address {self.address!r}: allowed is http://HOST:PORT, or https://HOST:PORT with ssl_options.enable")
-        if (parts.scheme == "https") != self.ssl_options.enable:
+        if (urlsplit(self.address).scheme == "https") != self.ssl_options.enable:
             raise ValueError(f"address {self.address!r}: allowed is https:// with ssl_options.enable, http:// without")
         return self
 
@@ -383,11 +379,7 @@ class ExProtoGateway(Gateway):
     @property
     def missing(self) -> str | None:
         """An error message that names missing packages; None if the gateway can be used."""
-        lacking = missing_packages() if self.enable else []
-        if not lacking:
-            return None
-        verb = "is" if len(lacking) == 1 else "are"
-        return f"gateways.exproto needs {', '.join(lacking)}, which {verb} not installed: pip install 'shardbroker[exhook]'"
+        return missing_packages("gateways.exproto", PACKAGES, "exhook") if self.enable else None
 
 
 class Gateways(Section):
@@ -404,7 +396,7 @@ class Gateways(Section):
         return {kind: gateway for kind, gateway in self if gateway.enable}
 
 
-def outer_listeners(settings: Any) -> Iterator[tuple[str, str, str, GatewayListener | DatagramListener | ExProtoListener]]:
+def outer_listeners(settings: Any) -> Iterator[tuple[str, str, str, GatewayListener | DatagramListener]]:
     """Yields (kind, name, id, settings) of each listener of the gateways that run; the id is EMQX's, `stomp:tcp:default`."""
     for kind, gateway in settings.gateways.enabled.items():
         for name, one in gateway.listeners.items():

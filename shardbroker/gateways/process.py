@@ -24,7 +24,6 @@ from acceptor.tls import TlsError, build_context, watched_files
 from shardbroker import __version__
 from shardbroker.config.gateways import (
     DatagramListener,
-    ExProtoListener,
     GatewayListener,
     inner_listeners,
     outer_listeners,
@@ -43,7 +42,7 @@ from shm.topology import Topology
 
 __all__ = ["Gateway", "MakeDoor", "MakeSession", "Outer", "Service", "run"]
 
-_Listening = GatewayListener | DatagramListener | ExProtoListener
+_Listening = GatewayListener | DatagramListener
 CLOSED_S = 0.05
 """After which a socket that was closed does not occupy its address."""
 RETRY_S = 5.0

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from shardbroker.config.gateways import TEMPLATE, ClientInfoOverride
 from shardbroker.mqtt.batches import split_packets
 from shardbroker.mqtt.errors import MqttError
-from shardbroker.mqtt.packets import Connack, Pingreq
+from shardbroker.mqtt.packets import Connack, Disconnect, Pingreq, Publish, Suback, Unsuback
 from shardbroker.mqtt.spec import REASON_CODES, PropertyId
 
 __all__ = ["FIELD_MAX", "IDS", "VERSION", "WINDOW", "GatewaySession", "Link", "login_of", "reason_text"]
@@ -163,7 +163,28 @@ class GatewaySession:
     # --- for sessions of a protocol -------------------------------------------------------------------------------------------
 
     def _take(self, packet: Any) -> None:
-        """Handles a packet of the broker; an acknowledgement is (type, packet id, reason code)."""
+        """Handles a packet of the broker."""
+        if type(packet) is tuple:
+            self._acknowledged(*packet)
+        elif type(packet) is Publish:
+            self._deliver(packet)
+        elif type(packet) in (Suback, Unsuback):
+            self._requested(packet)
+        elif type(packet) is Connack:
+            self._accepted(packet)
+        elif type(packet) is Disconnect:
+            self._fail(f"the broker has ended the session: {reason_text(packet.reason_code, packet.properties)}")
+
+    def _acknowledged(self, kind: int, packet_id: int, code: int) -> None:
+        """Handles PUBACK, PUBREC, PUBREL or PUBCOMP."""
+        raise NotImplementedError
+
+    def _deliver(self, publish: Publish) -> None:
+        """Handles a message."""
+        raise NotImplementedError
+
+    def _requested(self, packet: Suback | Unsuback) -> None:
+        """Handles the answer to SUBSCRIBE or UNSUBSCRIBE."""
         raise NotImplementedError
 
     def _fail(self, text: str) -> None:

@@ -39,7 +39,7 @@ from shm.epochs import Epochs
 from shm.partitions import Division
 from shm.ring import Inbox
 from shm.roles import ROLES, Cores, Place, Role, lay_places
-from shm.runtime import find_runtime_dir, make_runtime_dir
+from shm.runtime import ROOT, find_runtime_dir, make_runtime_dir
 from shm.topology import PEER_INBOX, RETAINED_DIR, ROLES_FILE, Topology
 from shm.view import ViewSegment
 
@@ -67,9 +67,8 @@ SO_SNDBUFFORCE = 32
 RING_MAX, RING_MIN, RINGS_TOTAL = 4 << 20, 1 << 16, 512 << 20
 """Most and least bytes of one ring, and of all rings together when `process.ring_size` is auto."""
 RINGS_PART = 2
-"""All rings take at most this fraction of SHARED when `process.ring_size` is auto: a process that writes to a page for which there
+"""All rings take at most this fraction of ROOT when `process.ring_size` is auto: a process that writes to a page for which there
 is no room is killed."""
-SHARED = Path("/dev/shm")
 PEER_RING_MAX, PEERS_EXPECTED = 1 << 20, 32
 """Most bytes of one ring to a peer, and the number of peers that share RINGS_TOTAL when `cluster.ring_size` is auto."""
 ENDING_S = 5.0
@@ -323,8 +322,8 @@ def chosen_weights(text: str, workers: int) -> tuple[int, ...]:
 
 
 def _size_of_shared() -> int:
-    """Returns the size of SHARED, bytes; one without a limit counts as the address space."""
-    found = os.statvfs(SHARED)
+    """Returns the size of ROOT, bytes; one without a limit counts as the address space."""
+    found = os.statvfs(ROOT)
     return found.f_frsize * found.f_blocks or sys.maxsize
 
 
@@ -335,8 +334,8 @@ def _ring_bytes(setting: int | str, inboxes: int, shared: int) -> int:
     auto = max(RING_MIN, min(RING_MAX, min(RINGS_TOTAL, shared // RINGS_PART) // rings))
     size = _power_of_two(auto if setting == "auto" else int(setting))
     if size * rings > shared:
-        wanted = f"{rings} rings of {size >> 10} KB take {size * rings >> 20} MB, and {SHARED} has {shared >> 20} MB"
-        raise StartError(f"process.ring_size: {wanted}: use fewer workers or a smaller ring_size, or enlarge {SHARED}")
+        wanted = f"{rings} rings of {size >> 10} KB take {size * rings >> 20} MB, and {ROOT} has {shared >> 20} MB"
+        raise StartError(f"process.ring_size: {wanted}: use fewer workers or a smaller ring_size, or enlarge {ROOT}")
     return size
 
 

@@ -865,19 +865,10 @@ class CoapSession(GatewaySession):
     # --- packets of the broker ------------------------------------------------------------------------------------------------
 
     def _take(self, packet: Any) -> None:
-        if type(packet) is tuple:
-            self._acknowledged(*packet)
-        elif type(packet) is Publish:
-            self._wait(packet)
-        elif type(packet) in (Suback, Unsuback):
-            self._requested(packet)
-        elif type(packet) is Connack:
-            self._accepted(packet)
-        elif type(packet) is Disconnect:
-            self._fail(f"the broker has ended the session: {reason_text(packet.reason_code, packet.properties)}")
+        super()._take(packet)
         self._pump()
 
-    def _wait(self, publish: Publish) -> None:
+    def _deliver(self, publish: Publish) -> None:
         """Queues a message. Those with QoS 1 and 2 are at most PREFETCH. The broker is read on, for what it acknowledges."""
         if publish.qos or len(self._queue) < QUEUE:
             self._queue.append(publish)

@@ -32,8 +32,7 @@ class Adapter:
     def __init__(self, sessions: Sessions, flush: Callable[[ExProtoSession], None], figures: dict[str, int]) -> None:
         self._sessions, self._flush, self._figures = sessions, flush, figures
         self._server: grpc.aio.Server | None = None
-        answer = methods(ADAPTER)["Send"][1]
-        self._answer = answer
+        self._answer = methods(ADAPTER)["Send"][1]
 
     async def open(self, settings: ExProtoServer) -> None:
         """Listens. Raises AdapterError."""

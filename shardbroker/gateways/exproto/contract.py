@@ -5,12 +5,10 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-__all__ = ["ADAPTER", "EVENTS", "PACKAGE", "Method", "message", "methods"]
+__all__ = ["ADAPTER", "PACKAGE", "Method", "message", "methods"]
 
 PACKAGE = "emqx.exproto.v1"
 ADAPTER = f"{PACKAGE}.ConnectionAdapter"
-EVENTS = ("OnSocketCreated", "OnSocketClosed", "OnReceivedBytes", "OnTimerTimeout", "OnReceivedMessages")
-"""Methods of the program's service, in both of its forms."""
 Method = tuple[Any, Any]
 """Classes of the request and the answer."""
 

@@ -406,23 +406,13 @@ class ExProtoSession(GatewaySession):
 
     # --- packets of the broker ------------------------------------------------------------------------------------------------
 
-    def _take(self, packet: Any) -> None:
-        if type(packet) is tuple:
-            self._acknowledged(*packet)
-        elif type(packet) is Publish:
-            self._deliver(packet)
-        elif type(packet) in (Suback, Unsuback):
-            self._answer(packet.packet_id, max(packet.codes, default=0))
-        elif type(packet) is Connack:
-            self._accepted(packet)
-        elif type(packet) is Disconnect:
-            self._fail(f"the broker has ended the session: {reason_text(packet.reason_code, packet.properties)}")
+    def _requested(self, packet: Suback | Unsuback) -> None:
+        self._answer(packet.packet_id, max(packet.codes, default=0))
 
     def _accepted(self, connack: Connack) -> None:
         if connack.reason_code:
             text = reason_text(connack.reason_code, connack.properties)
             self._answer(0, connack.reason_code, text)
-            # As with EMQX, the program decides whether the device may try again: until idle_timeout, on a new connection.
             self._fail(f"the broker rejects the client: {text}")
             return
         super()._accepted(connack)

@@ -821,18 +821,10 @@ class MqttSnSession(GatewaySession):
     # --- the rest -------------------------------------------------------------------------------------------------------------
 
     def _take(self, packet: Any) -> None:
-        if type(packet) is tuple:
-            self._acknowledged(*packet)
-        elif type(packet) is Publish:
-            self._deliver(packet)
-        elif type(packet) in (Suback, Unsuback):
-            self._requested(packet)
-        elif type(packet) is Connack:
-            self._accepted(packet)
-        elif type(packet) is Pingresp:
+        if type(packet) is Pingresp:
             self._take_pingresp()
-        elif type(packet) is Disconnect:
-            self._fail(f"the broker has ended the session: {reason_text(packet.reason_code, packet.properties)}")
+        else:
+            super()._take(packet)
 
     def _search(self, message: Message) -> None:
         self._send(Message(Kind.GWINFO, gateway_id=self._settings.gateway_id).encode())

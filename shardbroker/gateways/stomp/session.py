@@ -451,25 +451,18 @@ class StompSession(GatewaySession):
 
     # --- packets of the broker ------------------------------------------------------------------------------------------------
 
-    def _take(self, packet: Any) -> None:
-        if type(packet) is tuple:
-            kind, packet_id, code = packet
-            work = self._works.pop(packet_id, None)
-            if kind != PacketType.PUBACK or work is None:
-                raise MqttError(ReasonCode.PROTOCOL_ERROR, "an acknowledgement of an unknown message")
-            self._answered(work, code)
-            self._publish_waiting()
-        elif type(packet) is Publish:
-            self._deliver(packet)
-        elif type(packet) in (Suback, Unsuback):
-            work, asked = self._requests.pop(packet.packet_id)
-            if type(packet) is Unsuback and not asked.subscriptions:
-                self._identifiers.pop(asked.identifier, None)
-            self._answered(work, max(packet.codes, default=0))
-        elif type(packet) is Connack:
-            self._accepted(packet)
-        elif type(packet) is Disconnect:
-            self._fail(f"the broker has ended the session: {reason_text(packet.reason_code, packet.properties)}")
+    def _acknowledged(self, kind: int, packet_id: int, code: int) -> None:
+        work = self._works.pop(packet_id, None)
+        if kind != PacketType.PUBACK or work is None:
+            raise MqttError(ReasonCode.PROTOCOL_ERROR, "an acknowledgement of an unknown message")
+        self._answered(work, code)
+        self._publish_waiting()
+
+    def _requested(self, packet: Suback | Unsuback) -> None:
+        work, asked = self._requests.pop(packet.packet_id)
+        if type(packet) is Unsuback and not asked.subscriptions:
+            self._identifiers.pop(asked.identifier, None)
+        self._answered(work, max(packet.codes, default=0))
 
     def _accepted(self, connack: Connack) -> None:
         if connack.reason_code:
