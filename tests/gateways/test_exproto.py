@@ -18,7 +18,10 @@ import psutil
 import pytest
 from grpc_tools import protoc
 
+from shardbroker.config.gateways import ExProtoGateway
 from shardbroker.gateways.exproto.contract import ADAPTER, message, methods
+from shardbroker.gateways.exproto.session import FIGURES, WAITING_BYTES, ExProtoSession
+from shardbroker.gateways.session import Link
 from tests.edge.certificates import Authority
 from tests.gateways.conftest import GatewayBroker
 from tests.gateways.exproto_program import Program
@@ -463,6 +466,38 @@ def test_the_program_of_the_page(tmp_path: Path, name: str) -> None:
                 assert device.read() == "on"
         finally:
             process.kill()
+
+
+class Quiet:
+    """A hub whose program has not answered yet."""
+
+    node = "n"
+
+    def opened(self, session: ExProtoSession) -> None: ...
+    def closed(self, session: ExProtoSession) -> None: ...
+    def wake(self, session: ExProtoSession) -> None: ...
+    def now_ms(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 1400])
+def test_datagrams_that_wait_for_the_program_are_bounded_however_short(size: int) -> None:
+    """Each is an event of its own, so short ones must not be more than their bytes suggest."""
+    figures = dict.fromkeys(FIGURES, 0)
+    session = ExProtoSession(Quiet(), ExProtoGateway(), 128, "conn", "s", figures, 0.0)
+    session.began(Link("udp", ("127.0.0.1", 1), ("127.0.0.1", 2), None, lambda: None))
+    for _ in range(100_000):
+        session.from_device(bytes(size), 1.0)
+    waiting = figures["received"]
+    assert waiting <= WAITING_BYTES // 64 + 1 and waiting * size <= WAITING_BYTES + size
+    assert figures["messages_dropped"] == 100_000 - waiting
+    events = 0
+    while session.next_event() is not None:
+        events += 1
+    assert events == waiting + 1 and session.reads_device, "and the creation of the socket"
+    session.from_device(b"x", 2.0)
+    event = session.next_event()
+    assert event is not None and event.fields == {"bytes": b"x"}
 
 
 def test_its_proto_compiles_to_its_descriptors(tmp_path: Path) -> None:

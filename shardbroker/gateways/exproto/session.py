@@ -47,6 +47,8 @@ connections that ended with an error, silent devices; calls of the program, thos
 those that failed; the last three as of other gateways for datagrams."""
 WAITING_BYTES = 256 << 10
 """Bytes of a device, or of messages for it, that wait for the program; above it, the side that they come from is not read."""
+PIECE_BYTES = 64
+"""What a piece or a message that waits counts beside its bytes: memory of its objects, and the work that it makes."""
 BATCH = 100
 """Most messages of one event."""
 UNSENT_BYTES = 1 << 20
@@ -183,7 +185,7 @@ class ExProtoSession(GatewaySession):
             return
         self._figures["received"] += 1
         self._unread.append(data)
-        self._unread_bytes += len(data) + 1
+        self._unread_bytes += len(data) + PIECE_BYTES
         self._hub.wake(self)
 
     def go_on(self, now_s: float) -> None:
@@ -235,10 +237,11 @@ class ExProtoSession(GatewaySession):
         if self._unread:
             if self._link is not None and self._link.kind in ("udp", "dtls"):
                 data = self._unread.popleft()  # a datagram is a message
+                self._unread_bytes -= len(data) + PIECE_BYTES
             else:
                 data = b"".join(self._unread)
                 self._unread.clear()
-            self._unread_bytes = sum(map(len, self._unread)) + len(self._unread)
+                self._unread_bytes = 0
             return Event("OnReceivedBytes", {"bytes": data})
         if self._messages and not self.is_over:
             batch = [self._messages.popleft() for _ in range(min(BATCH, len(self._messages)))]
@@ -477,7 +480,7 @@ _GONE = Code.CONN_PROCESS_NOT_ALIVE, "the connection has ended"
 
 
 def _size(message: tuple[Publish, int]) -> int:
-    return len(message[0].payload) + len(message[0].topic) + 1
+    return len(message[0].payload) + len(message[0].topic) + PIECE_BYTES
 
 
 def _fits(topic: str, qos: int, reply: Reply) -> bool:
