@@ -261,6 +261,8 @@ class _Manager:
             self._log.add("error", log_line("rules and passwords not reloaded", reason=error))
         self._log.flush()
         await self._configuration.behind()
+        await self._definitions.settled()
+        await self._streams.settled()
         await self._workers.caught_up()
         with suppress(ControlError):  # it stops waiting by itself
             await call_supervisor(self._context, {"verb": "reloaded", "problem": problem.partition("\n")[0]})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardbroker.supervisor.notify import Notifier, Watchdog
-from tests.harness import Broker, Client
+from tests.harness import Broker, Client, Publish, client_id_on
 from tests.harness.service_manager import ServiceManager
 from tests.harness.waiting import stopped
 
@@ -36,6 +36,32 @@ def test_ready_reload_and_stop_are_told(tmp_path: Path) -> None:
             manager.until("RELOADING")
             assert manager.until("READY")["STATUS"].startswith("configuration not reloaded: ")
         assert int(manager.until("STOPPING")["EXTEND_TIMEOUT_USEC"]) >= 10_000_000
+
+
+def test_streams_and_rules_are_in_force_when_the_end_of_a_reload_is_told(tmp_path: Path) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text("")
+    with ServiceManager() as manager, manager.supervise(Broker(2, arguments=("--config", str(config)))) as broker:
+        manager.until("READY")
+        for number in range(1, 4):
+            names = [f"s{one}" for one in range(number)]
+            config.write_text(
+                "".join(f'[streams.{name}]\ntopic_filter = "{name}/#"\n' for name in names)
+                + "".join(
+                    f'[rules.{name}]\nsql = "SELECT * FROM \\"{name}/in\\""\n'
+                    f'actions = [{{function = "republish", args = {{topic = "{name}/out", qos = 1}}}}]\n'
+                    for name in names
+                )
+            )
+            os.kill(broker.pid, signal.SIGHUP)
+            manager.until("RELOADING")
+            assert manager.until("READY")["STATUS"].startswith("all processes ready")
+            with Client(broker.address, 5, client_id_on(number % 2, 2, "reader")) as client:
+                assert client.subscribe(f"$stream/{names[-1]}", 1).codes == (1,)
+                client.subscribe(f"{names[-1]}/out", 1)
+                client.publish(f"{names[-1]}/in", b"{}", 1)
+                arrived = {client.expect(Publish).topic, client.expect(Publish).topic}
+                assert arrived == {f"{names[-1]}/in", f"{names[-1]}/out"}
 
 
 def test_no_sign_of_life_while_a_worker_or_an_acceptor_stands_still() -> None:
