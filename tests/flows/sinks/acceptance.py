@@ -201,12 +201,13 @@ class Trial:
             self.broker.stop()
             if self.sink.server is not None:
                 self.sink.start()
+            written = len(self.rows(publishers))  # a file may take some before its disk is full
             self.broker.start()
             self.rest = Rest.logged_in(self.broker)
             rows = self.wait_for(publishers, range(each))
             self.assert_in_order(rows)
             assert len(rows) == waiting, "while nothing is lost, nothing is repeated"
-            before = self.wait_for_figures(id, success=waiting)["success"]
+            before = self.wait_for_figures(id, success=waiting - written)["success"]
             if not self.sink.rewinds:
                 assert self.rest("PUT", f"/actions/{id}/cursor", {"at": "5m"})[0] == 400
                 return f"{waiting} waiting, 0 missing; a rewind is refused"
