@@ -55,6 +55,12 @@ CONNACK_CODES = {
 }
 QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 """Of Linux, for one answer at a time: a server that writes small packets without TCP_NODELAY would wait 40 ms for each."""
+GATHER_S = 0.001
+"""Time in which packets gather before the next read, once a server sends them one by one: a read costs more than a packet."""
+QUICK_S, QUICK_READS = 0.0005, 8
+"""Reads with so little time between them, one after the other, begin that."""
+READ_MIN, READ_GOOD = 4, 16
+"""Packets of a read: with fewer than that, nothing gathered; with that many, it pays without."""
 PING_SHARE = 0.5
 """Share of the keep alive after which an idle client sends PINGREQ."""
 PACKET_MAX = 268_435_455
@@ -127,6 +133,11 @@ class _Wire:
     pings: deque[asyncio.Future[None]] = field(default_factory=deque)
     connack: asyncio.Future[Connack] | None = None
     subacks: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    quick_reads: int = 0
+    """Reads of few packets with little time between them."""
+    read_s: float = 0.0
+    """Time of the end of the last read."""
+    is_gathering: bool = False
 
 
 class MqttClient(asyncio.Protocol):
@@ -342,7 +353,8 @@ class MqttClient(asyncio.Protocol):
         wire = self._wire
         if wire is None:
             return
-        self._heard_s = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        self._heard_s = loop.time()
         if QUICK_ACK is not None and wire.socket is not None:
             wire.socket.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
         if wire.received:
@@ -366,6 +378,24 @@ class MqttClient(asyncio.Protocol):
             return
         if self._waiting:
             self._send_waiting()
+        self._gather(len(packets), wire, loop)
+
+    def _gather(self, packets: int, wire: _Wire, loop: asyncio.AbstractEventLoop) -> None:
+        """Leaves packets in the socket for a moment while there are many small reads."""
+        if wire.is_gathering:
+            goes_on = packets >= READ_MIN
+        else:
+            goes_on = packets < READ_GOOD and self._heard_s - wire.read_s < QUICK_S
+        wire.quick_reads = wire.quick_reads + 1 if goes_on else 0
+        wire.is_gathering = wire.quick_reads >= QUICK_READS and not self._is_paused
+        if wire.is_gathering:
+            wire.transport.pause_reading()
+            loop.call_later(GATHER_S, self._gathered, wire)
+        wire.read_s = loop.time()
+
+    def _gathered(self, wire: _Wire) -> None:
+        if wire is self._wire and not self._is_paused:
+            wire.transport.resume_reading()
 
     def _handle(self, packet: Any, wire: _Wire) -> None:
         if type(packet) is tuple:

@@ -1,6 +1,7 @@
 """What a server of MQTT may do to the memory, the time and the connections here: mosquitto, and servers that stop reading."""
 
 import asyncio
+import multiprocessing
 import socket
 import subprocess
 import threading
@@ -17,6 +18,7 @@ from shardbroker.connectors.mqtt_client import Login, Message, MqttClient
 from shardbroker.flows.sources.source import Received
 from tests.flows.drivers.delivery import run, some_rows
 from tests.flows.drivers.test_mqtt import connector, driver, publish, source
+from tests.flows.kills import packets
 from tests.flows.sources.harness import Taker
 from tests.harness.needed import needed
 from tests.servers.mosquitto import PASSWORD, mosquitto_server
@@ -227,3 +229,58 @@ def test_a_large_message_is_put_together_once(tmp_path: Path) -> None:
 
     with stub(lambda link: link.sendall(head + bytes(BIG - 3))) as port:
         run(scenario(port))
+
+
+class Reading(MqttClient):
+    """Counts the reads."""
+
+    reads = 0
+
+    def data_received(self, data: bytes) -> None:
+        self.reads += 1
+        super().data_received(data)
+
+
+def acknowledge_each(listener: socket.socket, count: int) -> None:
+    """Serves one client; sends each PUBACK alone, 10,000 a second."""
+    link = listener.accept()[0]
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    data = bytearray(link.recv(1000))
+    data.clear()
+    link.sendall(b"\x20\x02\x00\x00")
+    due_s = time.monotonic()
+    while count:
+        data += link.recv(1 << 16)
+        for first, body in packets(data):
+            if first >> 4 == 3:
+                due_s = max(due_s + 0.0001, time.monotonic() - 0.001)
+                while time.monotonic() < due_s:
+                    pass
+                size = 2 + int.from_bytes(body[:2])
+                link.sendall(b"\x40\x02" + body[size : size + 2])
+                count -= 1
+    link.recv(1)
+
+
+def test_acknowledgements_that_arrive_one_by_one_are_read_many_at_a_time() -> None:
+    """The server is a process of its own: a thread would send only while the client does not run."""
+    batches, batch = 10, 500
+
+    async def scenario(port: int) -> Reading:
+        client = Reading("127.0.0.1", port, None, Login(b"x", 4, True, 60), 10, 1000, 20)
+        await client.connect()
+        for _ in range(batches):
+            assert await client.publish([Message(2, 0, b"t", b"", b"x")] * batch) == [0] * batch
+        client.close()
+        return client
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        context = multiprocessing.get_context("fork")
+        server = context.Process(target=acknowledge_each, args=(listener, batches * batch), daemon=True)
+        server.start()
+        try:
+            client = asyncio.run(scenario(listener.getsockname()[1]))
+        finally:
+            server.join(10)
+            server.kill()
+    assert client.reads < batches * batch / 4, client.reads
