@@ -16,6 +16,11 @@ class Buffer:
         return self.records >= self.records_max or self.bytes >= self.bytes_max
 
     @property
+    def room(self) -> int:
+        """Records for which there is room."""
+        return self.records_max - self.records
+
+    @property
     def is_low(self) -> bool:
         """Whether half of it is free: a reader that waits for room is worth waking."""
         return self.records * 2 <= self.records_max and self.bytes * 2 <= self.bytes_max

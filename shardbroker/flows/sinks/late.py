@@ -21,7 +21,10 @@ from shardbroker.journal.schema import Kind
 from shardbroker.rules.payload import Payload
 from shardbroker.rules.values import EvaluationError
 
-__all__ = ["LateReader", "row_of"]
+__all__ = ["ROWS_TOGETHER", "LateReader", "row_of"]
+
+ROWS_TOGETHER = 256
+"""Rows of an action that are admitted together: its lock is also that of the thread that writes batches."""
 
 
 def row_of(values: Any, columns: dict[str, Any], journal: str, position: int, number: int, node: str) -> Row:
@@ -69,10 +72,11 @@ class LateReader:
             batch = self._batch
             end = min(len(batch.records), self._at + records - done)
             while self._at < end:
-                if not self._admit(batch.records[self._at], batch):
+                begin = self._at
+                has_room = self._admit(batch, end)
+                done += self._at - begin
+                if not has_room:
                     return done, False
-                self._at += 1
-                done += 1
             if self._at == len(batch.records):
                 self._batch = None
                 if self._pass(self.feed.cursor_behind(batch), live_position):
@@ -98,19 +102,28 @@ class LateReader:
         with self._action.lock:
             return self._action.passed_late(self.journal, place, live_position)
 
-    def _admit(self, record: tuple[Any, ...], batch: Batch) -> bool:
-        """Returns False if there is no room for the rows of a record."""
-        if record[1] == Kind.PUBLISHER:
-            self.feed.note_publisher(batch.segment, record[2], record[3])
-            return True
-        if batch.time_us < self._since_us:
-            return True
-        action = self._action
-        for number, (values, columns) in enumerate(self._rows(record, batch.time_us)):
-            row = row_of(values, columns, self.journal, record[0], number, self._node)
-            with action.lock:
-                if not action.admit_late(row, time.monotonic()):
+    def _admit(self, batch: Batch, end: int) -> bool:
+        """Admits the rows of some of the records before `end` together; returns False if there is no room for those of a record."""
+        action, at = self._action, self._at
+        most = min(max(action.buffer.room, 1), ROWS_TOGETHER)
+        rows: list[tuple[int, Row]] = []
+        while at < end and len(rows) < most:
+            record = batch.records[at]
+            if record[1] == Kind.PUBLISHER:
+                if rows:
+                    break  # they may be evaluated again
+                self.feed.note_publisher(batch.segment, record[2], record[3])
+            elif batch.time_us >= self._since_us:
+                for number, (values, columns) in enumerate(self._rows(record, batch.time_us)):
+                    rows.append((at, row_of(values, columns, self.journal, record[0], number, self._node)))
+            at += 1
+        now_s = time.monotonic()
+        with action.lock:
+            for place, row in rows:
+                if not action.admit_late(row, now_s):
+                    self._at = place
                     return False
+        self._at = at
         return True
 
     def _rows(self, record: tuple[Any, ...], time_us: int) -> Iterator[tuple[Any, dict[str, Any]]]:

@@ -4,17 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardbroker.flows.sinks.sizes import size_of
 from shardbroker.rules.paths import get
 from shardbroker.rules.syntax import Step
 from shardbroker.rules.templates import Template
 from shardbroker.rules.values import UNDEFINED, Value
 
-__all__ = ["Row", "size_of"]
+__all__ = ["Row"]
 
 ROW_BYTES = 400
 """Memory of a row besides its values: the object, its dict, and its places in queues."""
-VALUE_BYTES = 64
-"""Memory of a value and its name besides the text of either."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,21 +68,3 @@ class Row:
             own = {"id": self.value(("id",)), "position": self.value(("position",))}
             return template.render({**{name: value for name, value in own.items() if value is not UNDEFINED}, **self.values})
         return template.render(self.values)
-
-
-def size_of(value: Any) -> int:
-    """Returns an estimate of the memory of a value, bytes. Not recursive: a client may have nested it deeply."""
-    total, waiting = 0, [value]
-    while waiting:
-        one = waiting.pop()
-        total += VALUE_BYTES
-        kind = type(one)
-        if kind is str or kind is bytes:
-            total += len(one)
-        elif kind is dict:
-            waiting.extend(one.values())
-            for name in one:
-                total += len(name) if type(name) is str else 0
-        elif kind is list or kind is tuple:
-            waiting.extend(one)
-    return total

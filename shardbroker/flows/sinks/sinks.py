@@ -29,9 +29,10 @@ from shardbroker.flows.sinks.definitions import (
     read_definitions,
     settings_of,
 )  # fmt: skip
-from shardbroker.flows.sinks.late import LateReader, row_of
+from shardbroker.flows.sinks.late import ROWS_TOGETHER, LateReader, row_of
 from shardbroker.flows.sinks.limits import Limits
 from shardbroker.flows.sinks.origin import origin_of
+from shardbroker.flows.sinks.row import Row
 from shardbroker.flows.sinks.runner import ConnectorHandle, SinkRunner
 from shardbroker.flows.sinks.server import ActionServer
 from shardbroker.flows.sources.source import SourceDriver
@@ -71,6 +72,8 @@ class _Entry:
         self.place: tuple[str, int] = ("", -1)
         self.number = 0
         """Rows of the record at `place`, less one."""
+        self.rows: list[Row] = []
+        """Rows that are admitted soon."""
 
     def cursors(self) -> dict[str, Cursor]:
         """Returns journal -> what is done for good."""
@@ -119,6 +122,8 @@ class Sinks:
         self._entries: dict[str, _Entry] = {}
         self._connectors: dict[str, tuple[ConnectorDefinition, ConnectorHandle]] = {}
         self._dirty: dict[str, ActionServer] = {}
+        self._filled: list[_Entry] = []
+        """Those with rows that are admitted soon."""
         self._turns = 0
         self._origin = ""
         self.site = ""
@@ -130,7 +135,7 @@ class Sinks:
     # --- rows of rules --------------------------------------------------------------------------------------------------------
 
     def admit(self, id: str, values: Any, columns: dict[str, Any]) -> str:
-        """Admits a row of a rule, unless it is for a late reader; returns why it cannot, or nothing."""
+        """Admits a row of a rule soon, unless it is for a late reader; returns why it cannot, or nothing."""
         entry = self._entries.get(id)
         if entry is None:
             return self.problems.get(id, "no such action")
@@ -141,11 +146,26 @@ class Sinks:
         entry.number = entry.number + 1 if entry.place == place else 0
         entry.place = place
         if action.wants(journal, position):
-            row = row_of(values, columns, journal, position, entry.number, self._node)
-            with action.lock:
-                action.admit_live(row, time.monotonic())
-            self._dirty[id] = entry.server
+            if not entry.rows:
+                self._filled.append(entry)
+            entry.rows.append(row_of(values, columns, journal, position, entry.number, self._node))
+            if len(entry.rows) >= ROWS_TOGETHER:
+                self._admit_rows(entry)
         return ""
+
+    def _admit_rows(self, entry: _Entry) -> None:
+        action, rows, now_s = entry.action, entry.rows, time.monotonic()
+        entry.rows = []
+        with action.lock:
+            for row in rows:
+                action.admit_live(row, now_s)
+        self._dirty[action.id] = entry.server
+
+    def _admit_all(self) -> None:
+        for entry in self._filled:
+            if entry.rows:
+                self._admit_rows(entry)
+        self._filled.clear()
 
     def _admit_tried(self, entry: _Entry, values: Any, columns: dict[str, Any]) -> str:
         if entry.action.limits.by_journal:
@@ -158,7 +178,8 @@ class Sinks:
         return ""
 
     def ring(self) -> None:
-        """Wakes the runner for rows that were admitted; once for many."""
+        """Admits what is left, and wakes the runner for rows that were admitted; once for many."""
+        self._admit_all()
         if self._dirty and self._runner is not None:
             self._runner.wake_servers(list(self._dirty.values()))
             self._dirty.clear()
@@ -167,6 +188,7 @@ class Sinks:
 
     def passed(self, feed: JournalFeed) -> None:
         """Notes that the live stream has evaluated all that a feed has read."""
+        self._admit_all()
         cursor = feed.cursor
         if cursor is None:
             return

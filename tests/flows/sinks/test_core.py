@@ -16,7 +16,8 @@ from shardbroker.flows.sinks.batch import Batch
 from shardbroker.flows.sinks.driver import Failure
 from shardbroker.flows.sinks.lane import lane_of
 from shardbroker.flows.sinks.positions import PLACES_MAX, Positions
-from shardbroker.flows.sinks.row import Row, size_of
+from shardbroker.flows.sinks.row import Row
+from shardbroker.flows.sinks.sizes import size_of
 
 
 def row(position: int, client: str = "c", journal: str = "0", number: int = 0, at_ms: int = 0) -> Row:
