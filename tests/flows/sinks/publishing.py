@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tests.flows.kills import connected, packets
 from tests.harness import client_id_on
 
-__all__ = ["numbered", "publish_all"]
+__all__ = ["numbered", "publish_all", "publish_part"]
 
 WINDOW = 1000
 
@@ -24,11 +24,12 @@ def publish_all(address: tuple[str, int], worker: int, workers: int, payloads: l
     with connected(address, client_id, clean=True) as link:
         link.settimeout(30)
         for begin in range(0, len(payloads), WINDOW):
-            _publish(link, payloads[begin : begin + WINDOW], topic)
+            publish_part(link, payloads[begin : begin + WINDOW], topic)
     return client_id
 
 
-def _publish(link: socket.socket, payloads: list[bytes], topic: bytes) -> None:
+def publish_part(link: socket.socket, payloads: list[bytes], topic: bytes) -> None:
+    """Publishes on a connection; returns when all are acknowledged."""
     out = bytearray()
     for packet_id, payload in enumerate(payloads, 1):
         left = 4 + len(topic) + len(payload)
