@@ -32,6 +32,7 @@ GROUPS = {
     "clients": "Clients: list, find, kick.",
     "sessions": "Sessions, with or without a connection.",
     "subscriptions": "Subscriptions of clients.",
+    "cluster core": "etcd as the core of the cluster: its members and their state.",
     "topics": "Topic filters with subscribers.",
     "routes": "Routes of messages.",
     "retained": "Retained messages.",
@@ -60,7 +61,7 @@ GROUPS = {
     "hooks": "Hook points and their callbacks.",
     "exhook": "Programs behind hooks over gRPC.",
 }
-"""Help of the groups, the first words of verbs with two."""
+"""Help of the groups, the first words of verbs with several."""
 
 
 def main(argv: list[str]) -> int:
@@ -132,18 +133,18 @@ SECRET = "password"
 
 
 def add_verbs(root: click.Group, verbs: Iterable[Verb]) -> None:
-    """Adds a command for each verb, those of two words in groups."""
+    """Adds a command for each verb, those of several words in groups."""
     for verb in verbs:
-        first, _, second = verb.name.partition(" ")
+        *groups, name = verb.name.split()
         parent = root
-        if second:
-            found = root.commands.get(first)
+        for depth, group in enumerate(groups, 1):
+            found = parent.commands.get(group)
             if found is None:
-                found = click.Group(first, help=GROUPS.get(first))
-                root.add_command(found)
+                found = click.Group(group, help=GROUPS.get(" ".join(groups[:depth])))
+                parent.add_command(found)
             assert isinstance(found, click.Group)
             parent = found
-        parent.add_command(command_of(verb, second or first))
+        parent.add_command(command_of(verb, name))
 
 
 def command_of(verb: Verb, name: str) -> click.Command:

@@ -1,8 +1,10 @@
 """Keys of a cluster: which nodes are members, how they reach each other, and what waits for them."""
 
+import os
+import shutil
 from collections.abc import Sequence
 from ipaddress import ip_address
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import psutil
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
@@ -15,7 +17,8 @@ from shardbroker.config.units import Allowed, Duration, Secret, Size, Whole
 from shm.roles import WORKER
 
 __all__ = [
-    "COOKIE_BYTES_MIN", "LINKS_MAX", "NODE_ID_MAX", "Cluster", "ClusterTls", "Etcd", "Links", "needs_core", "own_address",
+    "COOKIE_BYTES_MIN", "LINKS_MAX", "NODE_ID_MAX", "Cluster", "ClusterTls", "CoreMember", "Etcd", "Links", "core_members",
+    "core_url", "etcd_program", "missing_etcd", "needs_core", "own_address",
 ]  # fmt: skip
 
 NODE_ID_MAX = 250
@@ -34,8 +37,16 @@ REGISTRY_DEFAULT: Literal["on", "off"] = "off"
 LOST_WAIT_S = 1, 50
 """Shortest and longest `cluster.lost_session = wait`: the registrar locks a client id for 60 s."""
 LOST_HELP = f"new, refuse, or wait:TIME with {LOST_WAIT_S[0]}s to {LOST_WAIT_S[1]}s, such as wait:30s"
-MODE_HELP = "'none' or 'external' in this version; managed is not available yet"
-DISCOVERY_HELP = "static with core.mode = none, etcd or manual with external; dns and k8s are not available in this version"
+DISCOVERY_HELP = (
+    "static with core.mode = none, etcd or manual with external, manual with managed; dns and k8s are not available in this version"
+)
+CORES = 1, 3, 5
+"""How many members a core can have: of an even number the last one adds no failure that the core outlives."""
+CORES_HELP = (
+    "a list of 1, 3 or 5 different names of nodes, each as NAME@HOST or NAME=HOST:PORT with a port from 1 to 65534, such as "
+    '["n1@10.0.0.1", "n2@10.0.0.2", "n3@10.0.0.3"]'
+)
+CORE_BIND_HELP = "IP:PORT with a port from 1 to 65534, such as 10.0.0.1:12379"
 ENDPOINTS_MAX = 16
 ENDPOINTS_HELP = (
     f'a list of 1 to {ENDPOINTS_MAX} different addresses http://HOST:PORT or https://HOST:PORT, such as ["http://10.0.0.9:2379"]'
@@ -50,6 +61,9 @@ Seeds = Annotated[
 ]
 Endpoints = Annotated[
     list[str], BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value), Allowed(ENDPOINTS_HELP)
+]
+Cores = Annotated[
+    list[str], BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value), Allowed(CORES_HELP)
 ]
 Wait = Annotated[Duration, Field(ge=SHORTEST_S, le=LONGEST_WAIT_S)]
 
@@ -75,14 +89,68 @@ def _address(text: str) -> str:
     return text
 
 
+class CoreMember(NamedTuple):
+    """A node whose etcd is a member of the core. The port for the other members is the next one."""
+
+    name: str
+    host: str
+    port: int
+
+
+def _core_member(text: str, port: int) -> CoreMember:
+    """Returns a member of `core.members`; `port`: of those without one. Raises ValueError."""
+    name, equals, address = text.strip().rpartition("=")
+    if not equals:
+        name, host = address, address.rpartition("@")[2]
+        if "@" not in address:
+            raise ValueError(f"allowed is {CORES_HELP}, not {text!r}")
+    else:
+        host, port = parse_address(address)
+    is_printable = name.isprintable() and not any(one in name for one in ' ,"')
+    if not name or not host or host.startswith("/") or not is_printable or len(text.encode()) > NAME_BYTES_MAX:
+        raise ValueError(f"allowed is {CORES_HELP}, not {text!r}")
+    if not 0 < port < 65535:
+        raise ValueError(f"allowed is {CORES_HELP}, not {text!r}")
+    return CoreMember(name, host, port)
+
+
 class Core(Section):
     """What decides which nodes are members."""
 
-    mode: Annotated[Literal["managed", "external", "none"], Allowed(MODE_HELP)] = Field(
+    mode: Literal["managed", "external", "none"] = Field(
         "managed",
         description="none: every node of `static.seeds` is a member, and each node judges for itself which others it reaches. "
-        "external: members have a lease in etcd, at `etcd.endpoints`. One of the two has to be set if `cluster.enable` is true.",
+        "external: members have a lease in etcd, at `etcd.endpoints`. managed: the same, and the nodes of `core.members` run etcd.",
     )
+    members: Cores = Field(
+        [],
+        description="With `mode = managed`: the nodes that run etcd, the same list on every node. Without an address it is the "
+        "host behind @ in the name, and the port of `core.bind`. Read by the first start; etcd has its members from then on.",
+    )
+    bind: Annotated[str, Allowed(CORE_BIND_HELP)] = Field(
+        "127.0.0.1:12379",
+        description="With `mode = managed`: IP:PORT of this node's etcd for the nodes; the next port is for other etcds.",
+    )
+
+    @field_validator("members")
+    @classmethod
+    def _members(cls, value: list[str]) -> list[str]:
+        found = [_core_member(one, 1) for one in value]
+        if found and (len(found) not in CORES or len({one.name for one in found}) != len(found)):
+            raise ValueError(f"allowed is {CORES_HELP}")
+        return [one.strip() for one in value]
+
+    @field_validator("bind")
+    @classmethod
+    def _bind(cls, value: str) -> str:
+        host, port = parse_address(value)
+        try:
+            ip_address(host)
+        except ValueError:
+            port = 0
+        if not 0 < port < 65535:
+            raise ValueError(f"allowed is {CORE_BIND_HELP}")
+        return value
 
 
 class EtcdTls(Section):
@@ -100,7 +168,7 @@ class EtcdTls(Section):
 
 
 class Etcd(Section):
-    """The etcd that has the members, with `core.mode = external`."""
+    """The etcd that has the members, with `core.mode = external`; of an etcd that nodes run only `prefix` counts."""
 
     endpoints: Endpoints = Field([], description="Addresses of its members; another one is used when one fails.")
     prefix: str = Field(
@@ -202,11 +270,16 @@ class Cluster(Section):
         "shardbroker", min_length=1, max_length=NAME_BYTES_MAX, description="Name of the cluster: nodes of another one are refused."
     )
     core: Core = Field(Core(), validate_default=True)
+    role: Literal["auto", "core", "replicant"] = Field(
+        "auto",
+        description="With `core.mode = managed`. core: this node runs etcd, and has to be in `core.members`; replicant: it never "
+        "does; auto: core if `core.members` has it, otherwise a replicant until `ctl cluster core add`.",
+    )
     discovery: Annotated[Literal["manual", "static", "dns", "etcd", "k8s"], Allowed(DISCOVERY_HELP)] = Field(
         "manual",
         validate_default=True,
         description="How nodes find each other. static: by `static.seeds`, with `core.mode = none`. etcd or manual: by "
-        "`etcd.endpoints`, with `core.mode = external`.",
+        "`etcd.endpoints`, with `core.mode = external`. manual: by `core.members`, with `core.mode = managed`.",
     )
     static: Static = Field(Static(), validate_default=True)
     etcd: Etcd = Field(Etcd(), validate_default=True)
@@ -270,8 +343,8 @@ class Cluster(Section):
     @field_validator("core")
     @classmethod
     def _core(cls, value: Core, info: ValidationInfo) -> Core:
-        if info.data.get("enable") and value.mode == "managed":
-            raise ValueError(f"allowed is cluster.core.mode = {MODE_HELP}")
+        if info.data.get("enable") and value.mode == "managed" and not value.members:
+            raise ValueError(f"allowed is cluster.core.members = {CORES_HELP} with cluster.core.mode = managed")
         return value
 
     @field_validator("discovery")
@@ -280,7 +353,7 @@ class Cluster(Section):
         core = info.data.get("core")
         if not isinstance(core, Core) or not info.data.get("enable"):
             return value
-        if value not in (("static",) if core.mode == "none" else ("etcd", "manual")):
+        if value not in {"none": ("static",), "external": ("etcd", "manual"), "managed": ("manual",)}[core.mode]:
             raise ValueError(f"allowed is {DISCOVERY_HELP}")
         return value
 
@@ -294,6 +367,8 @@ class Cluster(Section):
     @field_validator("etcd")
     @classmethod
     def _core_endpoints(cls, value: Etcd, info: ValidationInfo) -> Etcd:
+        if value.endpoints and _mode_of(info) == "managed":
+            raise ValueError("allowed is cluster.etcd.endpoints only with cluster.core.mode = external")
         if _mode_of(info) == "external" and not value.endpoints:
             raise ValueError(f"allowed is cluster.etcd.endpoints = {ENDPOINTS_HELP} with cluster.core.mode = external")
         return value
@@ -324,6 +399,11 @@ class Cluster(Section):
         return self.enable and self.core.mode != "none"
 
     @property
+    def is_managed(self) -> bool:
+        """Whether nodes run the core themselves."""
+        return self.enable and self.core.mode == "managed"
+
+    @property
     def missing(self) -> str | None:
         """An error message that names missing packages; None if the core can be used."""
         return missing_packages(f"cluster.core.mode = {self.core.mode}", PACKAGES, "cluster") if self.has_core else None
@@ -349,6 +429,39 @@ def _mode_of(info: ValidationInfo) -> str:
 def needs_core(settings: Any, listeners: Sequence[Any]) -> bool:
     """Returns whether the process `cluster` runs."""
     return bool(settings.cluster.has_core)
+
+
+def core_members(cluster: Cluster) -> list[CoreMember]:
+    """Returns the members of the core as the configuration has them."""
+    port = parse_address(cluster.core.bind)[1]
+    return [_core_member(one, port) for one in cluster.core.members]
+
+
+def core_url(cluster: Cluster, host: str, port: int) -> str:
+    """Returns the URL of an etcd that nodes run."""
+    return f"{'https' if cluster.tls.enable else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def etcd_program() -> str | None:
+    """Returns the path of the program etcd; None: it is not installed."""
+    return shutil.which("etcd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/usr/local/bin")
+
+
+def missing_etcd(cluster: Cluster, node_name: str) -> str | None:
+    """Returns an error message if this node shall run etcd and cannot; None: it need not, or can."""
+    if not cluster.is_managed:
+        return None
+    names = [one.name for one in core_members(cluster)]
+    if cluster.role == "core" and node_name not in names:
+        return f"cluster.role: must be auto or replicant, since cluster.core.members has no {node_name}, got core"
+    if cluster.role == "replicant" and node_name in names:
+        return f"cluster.role: must be auto or core, since cluster.core.members has {node_name}, got replicant"
+    if node_name not in names or etcd_program() is not None:
+        return None
+    return (
+        "cluster.core.mode = managed needs the program etcd, which is not installed: apt install etcd-server; or use an etcd "
+        "elsewhere with cluster.core.mode = external"
+    )
 
 
 def own_address(cluster: Cluster) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 
+from shardbroker.config.cluster import core_members
 from shardbroker.config.gateways import DatagramListener, GatewayListener, outer_listeners
 from shardbroker.config.listeners import Listener, parse_address, unix_path
 from shardbroker.config.settings import Settings
@@ -28,6 +29,12 @@ def exposures(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> 
         yield (
             f"messages between nodes travel in clear text cluster.link.bind={settings.cluster.link_bind}; set cluster.tls, or use "
             "a network of the nodes alone"
+        )
+    is_core = settings.cluster.is_managed and settings.node.name in {one.name for one in core_members(settings.cluster)}
+    if is_core and is_public(settings.cluster.core.bind) and not settings.cluster.tls.enable:
+        yield (
+            f"other machines can change the members of the cluster cluster.core.bind={settings.cluster.core.bind}; set "
+            "cluster.tls, or use a network of the nodes alone"
         )
     clear = [one for one in settings.cluster.etcd.endpoints if one.startswith("http://") and is_public(one.removeprefix("http://"))]
     if settings.cluster.has_core and clear:

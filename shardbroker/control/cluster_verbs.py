@@ -22,6 +22,11 @@ table(
         "The nodes of the cluster as this node sees them: state of each node, of the link to each peer, and of the peer's routes.",
     ),
     Verb(
+        "cluster core status",
+        "The members of etcd: which one leads, which are not reached, the size of each database, and etcd's alarms.",
+        columns=("name", "state", "version", "database_bytes", "alarms", "client", "peer", "id"),
+    ),
+    Verb(
         "cluster force-leave",
         "Remove a node that is gone, with the routes and messages that others keep for it. It has to have no lease in the core, "
         "and may join again.",

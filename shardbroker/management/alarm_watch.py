@@ -91,7 +91,7 @@ class AlarmWatch:
             return []
         topology, state = self._topology, self._view.read()
         found = self._cluster.look(state.isolated, peers_of(state, topology), now_ms)
-        return [*found, self._cluster.look_at_core(core_state(topology), now_ms)] if topology.settings.cluster.has_core else found
+        return [*found, *self._cluster.look_at_core(core_state(topology), now_ms)] if topology.settings.cluster.has_core else found
 
     def check_holds(self, uses: Sequence[HoldUse]) -> None:
         """Sends the alarms about holds that have begun, changed or ended; `uses` were read from the disk, which takes a thread."""

@@ -92,6 +92,7 @@ class ClusterAlarms:
         self._down = StandingAlarm(node, "cluster_peer_down", "error")
         self._skew = StandingAlarm(node, "cluster_clock_skew", "warning")
         self._core = StandingAlarm(node, "cluster_core_lost", "error")
+        self._faults = StandingAlarm(node, "cluster_core_faulty", "error")
         self._has_core = has_core
         self._since_ms: dict[str, int] = {}
 
@@ -111,10 +112,15 @@ class ClusterAlarms:
             self._look_at_clocks(peers, now_ms),
         ]
 
-    def look_at_core(self, core: dict[str, Any], now_ms: int) -> Alarm | None:
-        """Checks the contact to the core: `core_state`. Members then stay as they were, until it is back."""
+    def look_at_core(self, core: dict[str, Any], now_ms: int) -> list[Alarm | None]:
+        """Checks the contact to the core, and its own alarms: `core_state`. Members stay as they were until it is back."""
         is_lost = core["state"] in ("lost", "refused")
-        return self._core.look(is_lost, f"{core['state']}: {core['error']}" if is_lost else "the core is reached", now_ms)
+        faults = tuple(core.get("alarms", ()))
+        text = "; ".join(CORE_FAULTS.get(one, f"etcd has the alarm {one}") for one in faults)
+        return [
+            self._core.look(is_lost, f"{core['state']}: {core['error']}" if is_lost else "the core is reached", now_ms),
+            self._faults.look(faults, text or "etcd has no alarm", now_ms, {"alarms": [*faults]}),
+        ]
 
     def _look_at_clocks(self, peers: list[Peer], now_ms: int) -> Alarm | None:
         skewed = {peer.name: peer.skew_ms for peer in peers if peer.state == "running" and abs(peer.skew_ms) > SKEW_MS}
@@ -123,5 +129,11 @@ class ClusterAlarms:
         return self._skew.look(tuple(skewed), text, now_ms, {"peers": [*skewed]})
 
 
+CORE_FAULTS = {
+    "NOSPACE": "NOSPACE: the database of etcd has reached its quota, and no member can join or leave; remove foreign keys, then "
+    "etcdctl compact, defrag and alarm disarm",
+    "CORRUPT": "CORRUPT: the members of etcd have different keys; stop the wrong one, remove it from the core, and add it again",
+}
+"""etcd's own alarms, and what to do."""
 ISOLATED = ""
 """Key of the isolation beside the addresses of peers."""

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import time
+from typing import Any
 
 import cbor2
 
@@ -18,7 +19,7 @@ ANSWER_MAX = 65536
 
 
 class CoreCalls:
-    """One request at a time; {"id", "verb", "node"}, answered with {"id", "error"}."""
+    """One request at a time; {"id", "verb", "node"}, answered with {"id", "error", "result"}."""
 
     def __init__(self, topology: Topology) -> None:
         self._socket: socket.socket | None = None
@@ -29,8 +30,9 @@ class CoreCalls:
         self._number = time.time_ns()  # answers to an earlier manager have other numbers
         self._turn = asyncio.Lock()
 
-    async def remove(self, verb: str, node: str) -> None:
-        """Removes a node: `force-leave` or `forget`. Raises ControlError with what speaks against it."""
+    async def ask(self, verb: str, node: str = "") -> Any:
+        """Returns the result of a verb: `force-leave` or `forget` of a node, `core status`. Raises ControlError with what speaks
+        against it."""
         assert self._socket is not None
         loop = asyncio.get_running_loop()
         async with self._turn:
@@ -44,3 +46,4 @@ class CoreCalls:
                 raise ControlError("NOT_AVAILABLE", "process cluster did not respond: timed out") from None
         if answer["error"]:
             raise ControlError("BAD_REQUEST", answer["error"])
+        return answer["result"]

@@ -3,11 +3,15 @@
 import asyncio
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from shardbroker.cluster.core import NODE_ID_MAX, CoreKeys, CoreTable, value_of
 from shardbroker.config.cluster import Cluster
+from shardbroker.logs.phrases import print_line
+from shardbroker.membership.core_file import endpoints_of, read_plan
 from shardbroker.membership.etcd import Etcd, EtcdError, EtcdUnavailable, KeyValue, absent, delete_op, put_op, unchanged
 from shardbroker.membership.etcd import end_of_prefix as end_of
+from shardbroker.membership.managed import ManagedEtcd
 from shardbroker.stores.node_file import Enrolled
 
 __all__ = ["EnrolmentError", "client_of", "enrol", "keys_of", "plain", "run_enrolment"]
@@ -21,12 +25,16 @@ class EnrolmentError(Exception):
     """A node cannot become a member; the text names the key and what it must be."""
 
 
-def client_of(cluster: Cluster) -> Etcd:
+def client_of(cluster: Cluster, node_name: str, data_dir: Path) -> Etcd:
     """Returns a client of the core. Raises EtcdError."""
+    endpoints = endpoints_of(cluster, node_name, read_plan(data_dir))
+    if cluster.is_managed:
+        own = cluster.tls
+        return Etcd(endpoints, cacertfile=own.cacertfile, certfile=own.certfile, keyfile=own.keyfile or own.certfile)
     etcd = cluster.etcd
     tls = etcd.tls
     keyfile = tls.keyfile or tls.certfile
-    return Etcd(etcd.endpoints, etcd.username, etcd.password, tls.cacertfile, tls.certfile, keyfile)
+    return Etcd(endpoints, etcd.username, etcd.password, tls.cacertfile, tls.certfile, keyfile)
 
 
 def keys_of(cluster: Cluster) -> CoreKeys:
@@ -90,27 +98,48 @@ def _id_of(table: CoreTable, wanted: int, name: str, address: str, uuid: bytes) 
     return found
 
 
-def run_enrolment(cluster: Cluster, wanted: int, name: str, address: str, uuid: bytes) -> Enrolled:
-    """Enrols a node within `cluster.join_timeout`. Raises EnrolmentError. For a process of its own: gRPC has threads."""
+def run_enrolment(cluster: Cluster, wanted: int, name: str, address: str, uuid: bytes, data_dir: Path) -> Enrolled:
+    """Enrols a node within `cluster.join_timeout`; a core that nodes run has this node's etcd meanwhile. Raises EnrolmentError.
 
-    async def work() -> Enrolled:
-        keys, deadline = keys_of(cluster), asyncio.get_running_loop().time() + cluster.join_timeout
-        try:
-            etcd = client_of(cluster)
-        except EtcdError as error:
-            raise EnrolmentError(f"cluster.etcd.tls: {error}") from None
-        try:
-            while True:
-                try:
-                    return await enrol(etcd, keys, wanted, name, address, uuid)
-                except EtcdUnavailable as error:
-                    if asyncio.get_running_loop().time() >= deadline:
-                        text = "the first start of a node needs etcd, and no endpoint has answered within cluster.join_timeout"
-                        raise EnrolmentError(f"cluster.etcd.endpoints: {text}: {error}") from None
-                except EtcdError as error:
-                    raise EnrolmentError(f"cluster.etcd: {error}") from None
-                await asyncio.sleep(PAUSE_S)
-        finally:
-            await etcd.close()
+    For a process of its own: gRPC has threads.
+    """
+    return asyncio.run(_run(cluster, wanted, name, address, uuid, data_dir))
 
-    return asyncio.run(work())
+
+async def _run(cluster: Cluster, wanted: int, name: str, address: str, uuid: bytes, data_dir: Path) -> Enrolled:
+    server: asyncio.Task[None] | None = None
+    managed: ManagedEtcd | None = None
+    if cluster.is_managed:
+        managed = ManagedEtcd(cluster, name, data_dir, lambda level, line: print_line(level, "enrolment", line))
+        server = asyncio.create_task(managed.run()) if managed.is_wanted else None
+    try:
+        return await _enrol_in_time(cluster, wanted, name, address, uuid, data_dir)
+    except EnrolmentError as error:
+        problem = managed.problem if managed is not None else ""
+        raise EnrolmentError(f"{error}; etcd of this node: {problem}" if problem else str(error)) from None
+    finally:
+        if server is not None:
+            server.cancel()
+            await asyncio.gather(server, return_exceptions=True)
+
+
+async def _enrol_in_time(cluster: Cluster, wanted: int, name: str, address: str, uuid: bytes, data_dir: Path) -> Enrolled:
+    keys, deadline = keys_of(cluster), asyncio.get_running_loop().time() + cluster.join_timeout
+    place, files = ("cluster.core.members", "cluster.tls") if cluster.is_managed else ("cluster.etcd.endpoints", "cluster.etcd.tls")
+    try:
+        etcd = client_of(cluster, name, data_dir)
+    except EtcdError as error:
+        raise EnrolmentError(f"{files}: {error}") from None
+    try:
+        while True:
+            try:
+                return await enrol(etcd, keys, wanted, name, address, uuid)
+            except EtcdUnavailable as error:
+                if asyncio.get_running_loop().time() >= deadline:
+                    text = "the first start of a node needs etcd, and no endpoint has answered within cluster.join_timeout"
+                    raise EnrolmentError(f"{place}: {text}: {error}") from None
+            except EtcdError as error:
+                raise EnrolmentError(f"cluster.etcd: {error}") from None
+            await asyncio.sleep(PAUSE_S)
+    finally:
+        await etcd.close()

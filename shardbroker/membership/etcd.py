@@ -8,6 +8,7 @@ A watch that is silent is asked for a sign of life, so that a connection that st
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from shardbroker.membership.messages import message, method
 
 __all__ = [
     "SILENCE_S", "Compacted", "Etcd", "EtcdDenied", "EtcdError", "EtcdUnavailable", "Event", "Found", "KeyValue", "LeaseGone",
-    "Op", "Server", "Txn", "absent", "delete_op", "end_of_prefix", "get_op", "put_op", "unchanged", "value_is",
+    "Member", "Op", "Server", "Txn", "absent", "delete_op", "end_of_prefix", "get_op", "put_op", "unchanged", "value_is",
 ]  # fmt: skip
 
 TIMEOUT_S = 2.0
@@ -45,6 +46,8 @@ FAILED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.S
 """Codes after which another endpoint may succeed."""
 DENIED = "authentication", "user name is empty"
 """In the text of a refused login, whose code is that of any invalid argument."""
+ALARM = re.compile(r"\balarm:([A-Z]+)")
+"""In an error of etcd's state: memberID:... alarm:NOSPACE."""
 LEADER = ("hasleader", "true")
 """Metadata with which an endpoint that has lost its leader refuses, instead of waiting for one."""
 
@@ -107,6 +110,20 @@ class Server(NamedTuple):
     version: str
     member: int
     leader: int
+    database_bytes: int
+    is_learner: bool
+    alarms: tuple[str, ...]
+    """Such as NOSPACE, its database is full, and CORRUPT."""
+
+
+class Member(NamedTuple):
+    """A member of etcd. `name` is empty until it has started."""
+
+    id: int
+    name: str
+    peer_urls: tuple[str, ...]
+    client_urls: tuple[str, ...]
+    is_learner: bool
 
 
 Op = Any
@@ -194,8 +211,9 @@ class Etcd:
         keyfile: str = "",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        credentials = _credentials(cacertfile, keyfile, certfile) if any(url.startswith("https://") for url in endpoints) else None
-        self._endpoints = [_Endpoint(url, credentials if url.startswith("https://") else None) for url in endpoints]
+        is_secure = any(url.startswith("https://") for url in endpoints)
+        self._credentials = _credentials(cacertfile, keyfile, certfile) if is_secure else None
+        self._endpoints = [self._made(url) for url in endpoints]
         self._username, self._password = username, password
         self._timeout_s = timeout_s
         self._used = 0
@@ -204,6 +222,24 @@ class Etcd:
     def endpoint(self) -> str:
         """Returns the endpoint in use."""
         return self._endpoints[self._used].url
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Returns all endpoints."""
+        return [one.url for one in self._endpoints]
+
+    def _made(self, url: str) -> _Endpoint:
+        return _Endpoint(url, self._credentials if url.startswith("https://") else None)
+
+    async def use(self, urls: Sequence[str]) -> None:
+        """Has these endpoints from now on, at least one. Calls at others fail."""
+        before = {one.url: one for one in self._endpoints}
+        used = self.endpoint
+        self._endpoints = [before.get(url) or self._made(url) for url in urls]
+        self._used = urls.index(used) if used in urls else 0
+        for url, one in before.items():
+            if url not in urls:
+                await one.channel.close()
 
     async def close(self) -> None:
         """Ends all connections."""
@@ -320,9 +356,37 @@ class Etcd:
     # --- servers -------------------------------------------------------------------------------------------------------
 
     async def status(self) -> Server:
-        """Returns the version of the endpoint in use, its number, and that of the leader it knows; 0: none."""
-        answer = await self._call("Maintenance", "Status")
-        return Server(answer.version, answer.header.member_id, answer.leader)
+        """Returns the state of the endpoint in use."""
+        return _server(await self._call("Maintenance", "Status"))
+
+    async def status_of(self, url: str) -> Server:
+        """Returns the state of one endpoint. Raises EtcdUnavailable."""
+        endpoint = next((one for one in self._endpoints if one.url == url), None) or self._made(url)
+        try:
+            await self._authenticate(endpoint)
+            return _server(await endpoint.call("Maintenance", "Status", self._timeout_s))
+        except grpc.aio.AioRpcError as error:
+            raise EtcdUnavailable(f"{url}: {_described(error)}") from None
+        finally:
+            if endpoint not in self._endpoints:
+                await endpoint.channel.close()
+
+    async def members(self) -> list[Member]:
+        """Returns the members of etcd, as the endpoint in use knows them."""
+        return [_member(one) for one in (await self._call("Cluster", "MemberList")).members]
+
+    async def add_learner(self, peer_url: str) -> Member:
+        """Adds a member that has no vote until it is promoted."""
+        answer = await self._call("Cluster", "MemberAdd", peerURLs=[peer_url], isLearner=True)
+        return _member(answer.member)
+
+    async def promote(self, member: int) -> None:
+        """Gives a learner its vote. Raises EtcdError as long as it does not have all keys."""
+        await self._call("Cluster", "MemberPromote", ID=member)
+
+    async def remove_member(self, member: int) -> None:
+        """Removes a member of etcd."""
+        await self._call("Cluster", "MemberRemove", ID=member)
 
     async def _call(self, service: str, rpc: str, /, **fields: Any) -> Any:
         return await self._anywhere(lambda endpoint: endpoint.call(service, rpc, self._timeout_s, **fields))
@@ -357,6 +421,16 @@ class Etcd:
             return
         answer = await endpoint.call("Auth", "Authenticate", self._timeout_s, name=self._username, password=self._password)
         endpoint.token = answer.token
+
+
+def _server(answer: Any) -> Server:
+    alarms = {found[1] for text in answer.errors if (found := ALARM.search(text))}
+    header = answer.header
+    return Server(answer.version, header.member_id, answer.leader, answer.dbSize, answer.isLearner, tuple(sorted(alarms)))
+
+
+def _member(one: Any) -> Member:
+    return Member(one.ID, one.name, tuple(one.peerURLs), tuple(one.clientURLs), one.isLearner)
 
 
 def _credentials(cacertfile: str, keyfile: str, certfile: str) -> Any:

@@ -1,7 +1,8 @@
 """The process `cluster`: has this node's lease in the core, and writes what the core says of the members for link-0.
 
 It may die at any time, and the core may be gone for any time: the last view stays, and nothing waits for this process. The
-heartbeat of its slot is the time of the last renewal of the lease, by which link-0 knows whether it is held.
+heartbeat of its slot is the time of the last renewal of the lease, by which link-0 knows whether it is held. With
+`cluster.core.mode = managed` it has the etcd of this node as a child, which ends with it.
 """
 
 import asyncio
@@ -20,10 +21,13 @@ from shardbroker.cluster.core import DRAINING, JOINING, UP, CoreTable, CoreView,
 from shardbroker.cluster.handshake import Identity
 from shardbroker.cluster.registration import Change, Cleaner, Put, RegistrationRefused, registration, removal
 from shardbroker.cluster.view import LinkState, NodeState
+from shardbroker.config.cluster import core_url
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
+from shardbroker.membership.core_file import CorePlan, endpoints_of, own_member, read_plan, write_plan
 from shardbroker.membership.enrolment import client_of, keys_of, plain
-from shardbroker.membership.etcd import EtcdError, LeaseGone, Txn, delete_op, end_of_prefix, put_op, unchanged
+from shardbroker.membership.etcd import EtcdError, LeaseGone, Member, Txn, delete_op, end_of_prefix, put_op, unchanged
+from shardbroker.membership.managed import ManagedEtcd
 from shardbroker.stores.files import replace_file
 from shm.counters import Counters, ProcessState
 from shm.roles import CLUSTER
@@ -40,6 +44,10 @@ STOP_S = 1.0
 """Longest time for the end of the lease when the node stops; without it the lease ends by itself."""
 REPEAT_S = 60.0
 """Interval between two log lines about the same failure."""
+CORE_S = 5.0
+"""Interval of looks at the members of etcd and at its alarms."""
+FIRST_S = 5.0
+"""Longest wait for the own etcd before calls to it count as failed."""
 REQUEST_MAX = 4096
 TRIES = 3
 """Attempts of a registration that finds a key changed."""
@@ -80,6 +88,11 @@ class _Membership:
         )
         self._cleaner = Cleaner(self._node_id, int(cluster.autoclean * 1000))
         self._version = ""
+        self._alarms: tuple[str, ...] = ()
+        """Of etcd: NOSPACE, CORRUPT."""
+        self._managed: ManagedEtcd | None = None
+        if cluster.is_managed:
+            self._managed = ManagedEtcd(cluster, topology.node_name, topology.data_dir, self._add)
         self._error = ""
         """Why the lease was not renewed the last time; empty: it was."""
 
@@ -95,9 +108,9 @@ class _Membership:
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            self._etcd = client_of(self._settings)
+            self._etcd = client_of(self._settings, self._topology.node_name, self._topology.data_dir)
         except EtcdError as error:
-            sys.exit(f"cluster: cluster.etcd.tls: {error}")
+            sys.exit(f"cluster: {'cluster.tls' if self._managed else 'cluster.etcd.tls'}: {error}")
         stop = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides when to stop this process
@@ -106,26 +119,81 @@ class _Membership:
         self._requests.setblocking(False)
         self._note_state("connecting", "")
         self._counters.set_state(self._slot, ProcessState.READY)  # the broker does not wait for it: link-0 waits for its view
-        tasks = [asyncio.create_task(work()) for work in (self._follow, self._keep_lease, self._tick, self._answer, stop.wait)]
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()  # an error ends the process, and the supervisor starts another
-        if self._lease:
-            with suppress(EtcdError, TimeoutError):
-                async with asyncio.timeout(STOP_S):
-                    await self._etcd.revoke(self._lease)
-        await self._etcd.close()
+        server = asyncio.create_task(self._run_etcd())
+        work = self._follow, self._keep_lease, self._tick, self._look_at_core, self._answer, stop.wait
+        tasks = [server, *(asyncio.create_task(one()) for one in work)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks[1:]:
+                task.cancel()
+            await asyncio.gather(*tasks[1:], return_exceptions=True)
+            for task in done:
+                task.result()  # an error ends the process, and the supervisor starts another
+            if self._lease:
+                with suppress(EtcdError, TimeoutError):
+                    async with asyncio.timeout(STOP_S):
+                        await self._etcd.revoke(self._lease)
+        finally:
+            await self._etcd.close()
+            server.cancel()
+            await asyncio.gather(server, return_exceptions=True)
         self._log.close()
         self._counters.set_state(self._slot, ProcessState.DOWN)
+
+    # --- the core ---------------------------------------------------------------------------------------------------------
+
+    async def _run_etcd(self) -> None:
+        """Has this node's etcd running as long as it is a member of the core."""
+        while True:
+            if self._managed is not None and self._managed.is_wanted:
+                await self._managed.run()
+            await asyncio.sleep(1.0)
+
+    async def _await_etcd(self) -> None:
+        """Waits for this node's etcd to find a leader, but not for long."""
+        if self._managed is None or not self._managed.is_wanted:
+            return
+        own = own_member(self._settings, self._topology.node_name)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_S):
+                while True:
+                    with suppress(EtcdError):
+                        if (await self._etcd.status_of(core_url(self._settings, own.host, own.port))).leader:
+                            return
+                    await asyncio.sleep(TICK_S)
+
+    async def _look_at_core(self) -> None:
+        """Follows etcd's alarms, and with `managed` its members."""
+        while True:
+            try:
+                self._alarms = (await self._etcd.status()).alarms
+                if self._managed is not None:
+                    await self._follow_members()
+            except EtcdError:
+                pass  # the lease is not renewed either, which has a line in the log
+            self._note_state(self._state["state"], self._state["error"])
+            await asyncio.sleep(CORE_S)
+
+    async def _follow_members(self) -> None:
+        """Uses the members that etcd has, and notes them for the next start. Raises EtcdError."""
+        found = [one.client_urls[0] for one in await self._etcd.members() if one.client_urls and not one.is_learner]
+        plan = read_plan(self._topology.data_dir)
+        known = CorePlan(tuple(sorted(found)), plan.initial, plan.is_removed)
+        if not found or known == plan:
+            return
+        try:
+            write_plan(self._topology.data_dir, known)
+            self._recovered("core members not stored")
+        except OSError as error:
+            self._failed("core members not stored", error)
+        await self._etcd.use(endpoints_of(self._settings, self._topology.node_name, known))
 
     # --- the view ---------------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
         """Reads all keys and then their changes, and again whenever some may have been missed."""
         pause_s, prefix = PAUSE_S[0], self._keys.prefix
+        await self._await_etcd()
         while True:
             try:
                 await self._check_version()
@@ -183,6 +251,7 @@ class _Membership:
     async def _keep_lease(self) -> None:
         """Renews the lease, three times as often as it needs."""
         ttl_s = max(2, round(self._settings.lease))
+        await self._await_etcd()
         while True:
             begun = time.monotonic()
             pause_s = ttl_s / 3
@@ -286,16 +355,40 @@ class _Membership:
     # --- requests of the manager ------------------------------------------------------------------------------------------
 
     async def _answer(self) -> None:
-        """Answers {"id", "verb": force-leave or forget, "node": name} with {"id", "error": text; empty if it was done}."""
+        """Answers {"id", "verb": force-leave, forget or core status, "node": name} with {"id", "error": text, empty if it was done,
+        "result"}."""
         loop = asyncio.get_running_loop()
         while True:
             request = cbor2.loads(await loop.sock_recv(self._requests, REQUEST_MAX))
+            error, result = "", None
             try:
-                error = await self._carry_out(request["verb"], request["node"])
+                if request["verb"] == "core status":
+                    result = await self._core_status()
+                else:
+                    error = await self._carry_out(request["verb"], request["node"])
             except EtcdError as failed:
-                error = f"the core was not changed: {failed}"
+                error = str(failed) if request["verb"] == "core status" else f"the core was not changed: {failed}"
             with suppress(BlockingIOError):  # a manager that does not read has given up
-                self._requests.send(cbor2.dumps({"id": request["id"], "error": error}))
+                self._requests.send(cbor2.dumps({"id": request["id"], "error": error, "result": result}))
+
+    async def _core_status(self) -> list[dict[str, Any]]:
+        """Returns the members of etcd with their state. Raises EtcdError."""
+        return [*await asyncio.gather(*(self._status_of(one) for one in await self._etcd.members()))]
+
+    async def _status_of(self, member: Member) -> dict[str, Any]:
+        found = {"name": member.name, "id": f"{member.id:x}", "peer": ",".join(member.peer_urls), "state": "stopped", "version": "",
+                 "database_bytes": 0, "alarms": "", "client": ",".join(member.client_urls)}  # fmt: skip
+        if not member.client_urls:
+            return {**found, "state": "not started"}
+        try:
+            server = await self._etcd.status_of(member.client_urls[0])
+        except EtcdError:
+            return found
+        role = "leader" if server.leader == member.id else "follower" if server.leader else "no leader"
+        return {
+            **found, "state": "learner" if member.is_learner else role, "version": server.version,
+            "database_bytes": server.database_bytes, "alarms": ",".join(server.alarms),
+        }  # fmt: skip
 
     async def _carry_out(self, verb: str, name: str) -> str:
         """Returns why a node was not removed; empty if it was. Raises EtcdError."""
@@ -320,7 +413,9 @@ class _Membership:
 
     def _note_state(self, state: str, error: str) -> None:
         """Writes the state for the manager: connecting, connected, lost, refused."""
-        found = {"state": state, "error": error, "endpoint": self._etcd.endpoint, "version": self._version}
+        found = {
+            "state": state, "error": error, "endpoint": self._etcd.endpoint, "version": self._version, "alarms": [*self._alarms],
+        }  # fmt: skip
         if found != self._state:
             if self._state.get("state") == "lost" and state == "connected":
                 self._add("info", log_line("core reached again", endpoint=self._etcd.endpoint))

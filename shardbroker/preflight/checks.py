@@ -16,7 +16,7 @@ from shardbroker.access.auth_client import INHERIT
 from shardbroker.access.contract import BackendError, SettingError
 from shardbroker.access.files import FileError, read_rules
 from shardbroker.config import Settings
-from shardbroker.config.cluster import own_address
+from shardbroker.config.cluster import core_members, missing_etcd, own_address
 from shardbroker.config.gateways import DatagramListener, GatewayListener, outer_listeners
 from shardbroker.config.keys import allowed_at
 from shardbroker.config.listeners import Listener, parse_address, unix_path
@@ -226,6 +226,8 @@ def _addresses(settings: Settings) -> Iterator[Finding]:
     over_udp = {key for key, one in gateways.items() if isinstance(one, DatagramListener)}
     if settings.cluster.enable:
         bound["cluster.link.bind"] = settings.cluster.link_bind
+    if settings.cluster.is_managed and settings.node.name in {one.name for one in core_members(settings.cluster)}:
+        bound["cluster.core.bind"] = settings.cluster.core.bind
     for key, bind in (("api.bind", settings.api.bind), ("prometheus.bind", settings.prometheus.bind)):
         if bind not in ("auto", "disabled"):
             bound[key] = bind
@@ -249,6 +251,8 @@ def _cluster(settings: Settings) -> Iterator[Finding]:
         return
     if cluster.missing is not None:
         yield Finding("cluster.core.mode", cluster.missing)
+    if (problem := missing_etcd(cluster, settings.node.name)) is not None:
+        yield Finding(problem.split(maxsplit=1)[0].rstrip(":"), problem)
     try:
         own_address(cluster)
     except ValueError as error:

@@ -8,7 +8,7 @@ from multiprocess.connection import wait
 
 from shardbroker.cluster.handshake import cluster_uuid
 from shardbroker.config import Settings
-from shardbroker.config.cluster import own_address
+from shardbroker.config.cluster import missing_etcd, own_address
 from shardbroker.stores.node_file import Enrolled, node_uuid, read_enrolled, write_enrolled
 from shardbroker.supervisor.listening import StartError
 from shardbroker.supervisor.signals import StopSignals
@@ -26,6 +26,8 @@ def enrolled(settings: Settings, signals: StopSignals) -> Enrolled | None:
         return Enrolled(node.id, cluster_uuid(cluster.name) if cluster.enable else b"", "")
     if cluster.missing is not None:
         raise StartError(cluster.missing)
+    if (problem := missing_etcd(cluster, node.name)) is not None:
+        raise StartError(problem)
     data_dir = settings.process.data_dir.resolve()
     place = f"/{cluster.etcd.prefix.strip('/')}/{cluster.name}/"
     try:
@@ -42,7 +44,7 @@ def enrolled(settings: Settings, signals: StopSignals) -> Enrolled | None:
         address = own_address(cluster)
     except ValueError as error:
         raise StartError(f"cluster.advertise: {error}") from None
-    found = _asked(signals, cluster, node.id, node.name, address, uuid)
+    found = _asked(signals, cluster, node.id, node.name, address, uuid, data_dir)
     if isinstance(found, str):
         raise StartError(found)
     if found is not None:

@@ -38,6 +38,18 @@ def core(*endpoints: str) -> dict[str, object]:
     return {"cluster": {**cluster, "etcd": {"endpoints": [*endpoints]}}}
 
 
+def test_an_etcd_of_nodes_without_tls() -> None:
+    def told(bind: str, name: str, **tls: object) -> list[str]:
+        core = {"members": ["n1@10.0.0.1"], "bind": bind}
+        cluster = {"enable": True, "cookie_file": "/c", "core": core, "tls": tls}
+        return [*exposures(Settings.model_validate({"node": {"name": name}, "cluster": cluster}), ())]
+
+    (text,) = told("10.0.0.1:12379", "n1@10.0.0.1")
+    assert text.startswith("other machines can change the members of the cluster cluster.core.bind=10.0.0.1:12379; set cluster.tls")
+    assert not told("127.0.0.1:12379", "n1@10.0.0.1") and not told("10.0.0.1:12379", "n2@10.0.0.2")
+    assert not told("10.0.0.1:12379", "n1@10.0.0.1", enable=True, cacertfile="ca", certfile="c")
+
+
 def program(bind: str, tls: dict[str, object] | None = None) -> dict[str, object]:
     return {"gateways": {"exproto": {"enable": True, "server": {"bind": bind, "ssl_options": tls or {}}}}}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardbroker.config import ConfigError, load
-from shardbroker.config.cluster import Cluster, own_address
+from shardbroker.config.cluster import Cluster, core_members, core_url, missing_etcd, own_address
 from shardbroker.link.identity import CookieError, read_cookie
 from shardbroker.preflight import look
 from shardbroker.stores.node_file import NODE_FILE, node_uuid
@@ -35,10 +35,18 @@ def test_without_a_cluster_nothing_has_to_be_set() -> None:
 @pytest.mark.parametrize(
     ("setting", "text"),
     [
-        ("cluster.core.mode=managed", "cluster.core.mode = 'none' or 'external' in this version; managed is not available yet"),
+        ("cluster.core.mode=managed", "cluster.core.members = a list of 1, 3 or 5 different names of nodes"),
+        ('cluster.core.members=["n1@a", "n2@b"]', "a list of 1, 3 or 5 different names of nodes"),
+        ('cluster.core.members=["n1@a", "n1=b:1", "n1=c:1"]', "a list of 1, 3 or 5 different names of nodes"),
+        ('cluster.core.members=["n1"]', "not 'n1'"),
+        ('cluster.core.members=["n1=a:65535"]', "not 'n1=a:65535'"),
+        ('cluster.core.members=["n 1@a"]', "not 'n 1@a'"),
+        ("cluster.core.bind=n1:12379", "IP:PORT with a port from 1 to 65534"),
+        ("cluster.core.bind=10.0.0.1:65535", "IP:PORT with a port from 1 to 65534"),
+        ("cluster.role=witness", "'auto', 'core', 'replicant'"),
         ("cluster.core.mode=external", "cluster.etcd.endpoints = a list of 1 to 16 different addresses http://HOST:PORT"),
         ("cluster.core.mode=external", "static with core.mode = none, etcd or manual with external"),
-        ("cluster.discovery=manual", "static with core.mode = none, etcd or manual with external; dns and k8s are not available"),
+        ("cluster.discovery=manual", "static with core.mode = none, etcd or manual with external, manual with managed"),
         ("cluster.discovery=k8s", "dns and k8s are not available in this version"),
         ("cluster.etcd.endpoints=127.0.0.1:2379", "not '127.0.0.1:2379'"),
         ("cluster.etcd.endpoints=http://a:1/x", "not 'http://a:1/x'"),
@@ -67,6 +75,27 @@ def test_what_is_refused(setting: str, text: str) -> None:
     with pytest.raises(ConfigError) as found:
         cluster(setting)
     assert text in str(found.value)
+
+
+def test_members_of_a_core_that_nodes_run() -> None:
+    members = 'cluster.core.members=["n1@10.0.0.1", "n2=h2:99", "n3@fd00::3"]'
+    found = cluster("cluster.core.mode=managed", "cluster.discovery=manual", members, "cluster.core.bind=10.0.0.1:7000")
+    assert core_members(found) == [("n1@10.0.0.1", "10.0.0.1", 7000), ("n2", "h2", 99), ("n3@fd00::3", "fd00::3", 7000)]
+    assert core_url(found, "fd00::3", 7000) == "http://[fd00::3]:7000"
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "text"),
+    [
+        ("core", "n2@10.0.0.2", "cluster.role: must be auto or replicant, since cluster.core.members has no n2@10.0.0.2, got core"),
+        ("replicant", "n1@10.0.0.1", "cluster.role: must be auto or core, since cluster.core.members has n1@10.0.0.1, got repl"),
+        ("auto", "n2@10.0.0.2", ""),
+    ],
+)
+def test_roles(role: str, name: str, text: str) -> None:
+    members = 'cluster.core.members=["n1@10.0.0.1"]'
+    found = cluster("cluster.core.mode=managed", "cluster.discovery=manual", members, f"cluster.role={role}")
+    assert (missing_etcd(found, name) or "").startswith(text)
 
 
 def test_the_own_address() -> None:

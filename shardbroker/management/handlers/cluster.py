@@ -57,9 +57,21 @@ async def forget(context: Context, params: OneNode) -> None:
     await _remove(context, "forget", params.node)
 
 
+@handles("cluster core status")
+async def core_status(context: Context, params: Params) -> dict[str, Any]:
+    """Raises ControlError."""
+    _check_core(context)
+    return {"data": await context.core.ask("core status")}
+
+
 async def _remove(context: Context, verb: str, node: str) -> None:
+    _check_core(context)
+    await context.core.ask(verb, node)
+
+
+def _check_core(context: Context) -> None:
+    """Raises ControlError without a core."""
     if context.view is None:
         raise ControlError("NOT_AVAILABLE", OFF)
     if not context.topology.settings.cluster.has_core:
         raise ControlError("NOT_AVAILABLE", NO_CORE)
-    await context.core.remove(verb, node)

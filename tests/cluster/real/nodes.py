@@ -40,10 +40,13 @@ class Nodes:
         network: Network | None = None,
         powered: Sequence[int] = (),
         endpoints: Sequence[str] = (),
+        cores: Sequence[int] = (),
         **common: Any,
     ) -> None:
-        """endpoints: of etcd, which then has the members and allots the ids; those of nodes started together have any order."""
+        """endpoints: of etcd, which then has the members and allots the ids; those of nodes started together have any order. cores:
+        nodes that run it instead."""
         self.directory = directory
+        self.cores = {number: f"{network.host(number)}:12379" if network else f"{HOST}:{free_pair()}" for number in cores}
         self.network = network
         self.endpoints = endpoints
         numbers = range(1, count + 1)
@@ -67,6 +70,14 @@ class Nodes:
         return path
 
     def settings(self, number: int) -> dict[str, Any]:
+        if self.cores:
+            members = [f"{self.name(core)}={address}" for core, address in self.cores.items()]
+            bind = self.cores.get(number) or (f"{self.network.host(number)}:12379" if self.network else f"{HOST}:{free_pair()}")
+            return {
+                "node.name": self.name(number), "cluster.enable": "true", "cluster.core.members": json.dumps(members),
+                "cluster.core.bind": bind, "cluster.cookie_file": self.cookie, "cluster.join_timeout": "20s",
+                "cluster.link.bind": self.addresses[number - 1], "cluster.lease": "2s",
+            }  # fmt: skip
         if self.endpoints:
             return {
                 "node.name": self.name(number), "cluster.enable": "true", "cluster.core.mode": "external",
@@ -150,6 +161,14 @@ class Nodes:
         (pid,) = broker.child_pids(f"link-{link}")
         broker.kill_process(pid)
         return pid
+
+
+def free_pair() -> int:
+    """Returns the first of two ports on which nothing listens."""
+    port = free_port()
+    while (following := free_port()) != port + 1:
+        port = following
+    return port
 
 
 def rings_to(nodes: Nodes, number: int, peer: int) -> list[Ring]:

@@ -1,0 +1,129 @@
+"""A core that nodes run: etcd as a child of three of them, killed, frozen, without its program and with a full database."""
+
+import time
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from shardbroker.config.cluster import Cluster, missing_etcd
+from shardbroker.control import Control
+from tests.cluster.real.nodes import Nodes, running
+from tests.cluster.real.test_core import await_leases, core_of, linked
+from tests.edge.certificates import Authority
+from tests.harness.needed import needed
+from tests.harness.waiting import until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def etcd_of(nodes: Nodes, number: int) -> psutil.Process | None:
+    """Returns the etcd of a node."""
+    (pid,) = nodes.brokers[number].child_pids("cluster")
+    found = [child for child in psutil.Process(pid).children() if child.name() == "etcd"]
+    return found[0] if found else None
+
+
+def cores_of(nodes: Nodes, number: int) -> dict[str, str]:
+    with Control(nodes.brokers[number].data_dir) as control:
+        rows = control.call("cluster core status")["data"]
+    return {row["name"].partition("@")[0]: row["state"] for row in rows}
+
+
+def test_three_cores_and_a_replicant() -> None:
+    needed("etcd")
+    with running(4, cores=(1, 2, 3)) as nodes:
+        linked(nodes)
+        everybody = dict.fromkeys(("n1", "n2", "n3", "n4"), "up")
+        for number in nodes.brokers:
+            await_leases(nodes, number, **everybody)
+        assert nodes.status(4)["core"]["mode"] == "managed" and etcd_of(nodes, 4) is None
+        found = cores_of(nodes, 4)
+        assert sorted(found.values()) == ["follower", "follower", "leader"] and sorted(found) == ["n1", "n2", "n3"]
+
+        first = etcd_of(nodes, 1)
+        assert first is not None
+        assert (nodes.brokers[1].data_dir / "etcd" / "member").is_dir()
+        first.kill()
+        nodes.await_line(1, "cluster: etcd died cause=\"signal SIGKILL\"")
+        until(lambda: etcd_of(nodes, 1) is not None)
+        until(lambda: sorted(cores_of(nodes, 4).values()) == ["follower", "follower", "leader"])
+
+        # Two of three: the lease of a node is renewed by the others, and the replicant's too.
+        third = etcd_of(nodes, 3)
+        assert third is not None
+        third.suspend()
+        time.sleep(3.0)  # more than a lease
+        for number in nodes.brokers:
+            await_leases(nodes, number, **everybody)
+        third.resume()
+
+        nodes.brokers[2].stop()
+        await_leases(nodes, 4, **{**everybody, "n2": "none"})
+        assert cores_of(nodes, 4)["n2"] == "stopped"
+        nodes.start([2])
+        await_leases(nodes, 4, **everybody)
+        pids = [process.pid for number in (1, 2, 3) if (process := etcd_of(nodes, number)) is not None]
+        assert len(pids) == 3
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def test_one_core_alone_dies_with_its_broker_and_returns() -> None:
+    needed("etcd")
+    with running(1, cores=(1,)) as nodes:
+        await_leases(nodes, 1, n1="up")
+        broker, first = nodes.brokers[1], etcd_of(nodes, 1)
+        assert first is not None and first.environ()["ETCD_PRE_VOTE"] == "true"
+        broker.kill_process(broker.child_pids("cluster")[0])
+        until(lambda: not psutil.pid_exists(first.pid), timeout_s=5)
+        until(lambda: core_of(nodes, 1) == "connected")
+        epoch, second = nodes.status(1)["epoch"], etcd_of(nodes, 1)
+        assert second is not None
+        broker.kill()
+        until(lambda: not psutil.pid_exists(second.pid), timeout_s=5)
+        nodes.start()
+        until(lambda: core_of(nodes, 1) == "connected" and nodes.status(1)["epoch"] > epoch)
+        await_leases(nodes, 1, n1="up")
+
+
+def test_a_core_over_tls_and_the_alarms_of_etcd(tmp_path: Path) -> None:
+    needed("etcd")
+    authority = Authority(tmp_path)
+    each = {
+        number: {
+            "cluster.tls.enable": "true", "cluster.tls.cacertfile": authority.cafile,
+            "cluster.tls.certfile": authority.issue(f"n{number}", f"n{number}@127.0.0.1", ("127.0.0.1",)),
+        }
+        for number in (1, 2)
+    }  # fmt: skip
+    with running(2, cores=(1,), each=each) as nodes:
+        linked(nodes)
+        for number in nodes.brokers:
+            await_leases(nodes, number, n1="up", n2="up")
+        target = nodes.cores[1]
+        with grpc.insecure_channel(target) as channel, pytest.raises(grpc.RpcError):
+            activate(channel, NOSPACE)
+        root, own = authority.cafile.read_bytes(), (tmp_path / "n2.pem").read_bytes()
+        with grpc.secure_channel(target, grpc.ssl_channel_credentials(root)) as channel, pytest.raises(grpc.RpcError):
+            activate(channel, NOSPACE)
+        with grpc.secure_channel(target, grpc.ssl_channel_credentials(root, own, own)) as channel:
+            activate(channel, NOSPACE)
+        for number in nodes.brokers:
+            nodes.await_line(number, "alarm activated name=cluster_core_faulty")
+        assert nodes.status(2)["core"]["alarms"] == ["NOSPACE"]
+
+
+NOSPACE = b"\x08\x01\x18\x01"
+"""An AlarmRequest that activates this alarm: action 1, alarm 1."""
+
+
+def activate(channel: grpc.Channel, request: bytes) -> None:
+    channel.unary_unary("/etcdserverpb.Maintenance/Alarm")(request, timeout=2)
+
+
+def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    cluster = Cluster.model_validate({"enable": True, "core": {"members": ["n1@10.0.0.1"]}, "cookie_file": "cookie"})
+    assert "needs the program etcd, which is not installed: apt install etcd-server" in str(missing_etcd(cluster, "n1@10.0.0.1"))
+    assert missing_etcd(cluster, "n2@10.0.0.2") is None, "a replicant needs none"
