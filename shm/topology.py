@@ -220,6 +220,11 @@ class Topology:
         return self.runtime_dir / "core.json"
 
     @property
+    def leaves_file(self) -> Path:
+        """Returns the file that is there if this node leaves the cluster when it stops."""
+        return self.runtime_dir / "leaves"
+
+    @property
     def view_name(self) -> str:
         """Returns the path of the segment with the members of the cluster."""
         return str(self.runtime_dir / "view")

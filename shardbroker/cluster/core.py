@@ -2,8 +2,9 @@
 
     <prefix>meta           uuid of the cluster
     <prefix>ids/<n>        name, address, uuid of the data directory: for ever, until `forget`
-    <prefix>members/<n>    incarnation, state: under the lease of the node
+    <prefix>members/<n>    incarnation, state, core (HOST:PORT of the etcd that it could run): under the lease of the node
     <prefix>gone/<n>       uuid, by: until the node joins again
+    <prefix>lock/core      name of the node that changes the members of etcd: under its lease
 
 Values are CBOR maps. A node of `ids/` is linked; one of `members/` with state `up` owns partitions; one of `gone/` loses what
 others keep for it. Only `gone/` removes: a key that is missing proves nothing, since an etcd that was set up again has none. All
@@ -74,6 +75,8 @@ class CoreKeys:
     def __init__(self, prefix: str, cluster: str) -> None:
         self.prefix = f"/{prefix.strip('/')}/{cluster}/".encode()
         self.meta = self.prefix + b"meta"
+
+        self.lock = self.prefix + b"lock/core"
 
     def id_of(self, node_id: int) -> bytes:
         return self.prefix + b"ids/%d" % node_id

@@ -39,8 +39,9 @@ class RegistrationRefused(Exception):
     """The core belongs to another cluster, or has another node in place of this one."""
 
 
-def registration(table: CoreTable, me: Identity, former: int, state: str) -> Change:
+def registration(table: CoreTable, me: Identity, former: int, state: str, core: str = "") -> Change:
     """Returns the change that registers a node in a state. `former`: incarnation of its last broker, whose key it may replace.
+    `core`: HOST:PORT of the etcd that the node could run; empty: none.
 
     It also makes good for what an etcd that was set up again lacks. Raises RegistrationRefused.
     """
@@ -56,9 +57,9 @@ def registration(table: CoreTable, me: Identity, former: int, state: str) -> Cha
         raise RegistrationRefused(f"{text}, or by one that was killed, until its lease ends")
     conditions = [(keys.id_of(node_id), table.revision_of("ids", node_id))]
     conditions.append((keys.member_of(node_id), table.revision_of("members", node_id)))
-    operations: list[Put | Delete] = [
-        Put(keys.member_of(node_id), value_of(uuid=me.node_uuid, incarnation=me.incarnation, state=state), True)
-    ]
+    own_core = {"core": core} if core else {}
+    value = value_of(uuid=me.node_uuid, incarnation=me.incarnation, state=state, **own_core)
+    operations: list[Put | Delete] = [Put(keys.member_of(node_id), value, True)]
     if own is None or (own.value["name"], own.value["address"]) != (me.name, me.address):
         operations.append(Put(keys.id_of(node_id), value_of(name=me.name, address=me.address, uuid=me.node_uuid)))
     if not table.meta:

@@ -125,7 +125,8 @@ class Core(Section):
     members: Cores = Field(
         [],
         description="With `mode = managed`: the nodes that run etcd, the same list on every node. Without an address it is the "
-        "host behind @ in the name, and the port of `core.bind`. Read by the first start; etcd has its members from then on.",
+        "host behind @ in the name, and the port of `core.bind`. Read by the first start; later changes are `ctl cluster core "
+        "add` and `remove`.",
     )
     bind: Annotated[str, Allowed(CORE_BIND_HELP)] = Field(
         "127.0.0.1:12379",

@@ -2,18 +2,22 @@
 
 from typing import Annotated
 
-from pydantic import StringConstraints
+from pydantic import Field, StringConstraints
 
 from shardbroker.control.rest import Rest
 from shardbroker.control.verbs import Params, Verb, argument, table
 
-__all__ = ["OneNode"]
+__all__ = ["OneNode", "Recovery"]
 
 NODE_MAX = 255
 
 
 class OneNode(Params):
     node: Annotated[str, StringConstraints(min_length=1, max_length=NODE_MAX)] = argument("Name of the node, its node.name.")
+
+
+class Recovery(Params):
+    force: bool = Field(False, description="The etcds of all other nodes are stopped or cut off.")
 
 
 table(
@@ -25,6 +29,27 @@ table(
         "cluster core status",
         "The members of etcd: which one leads, which are not reached, the size of each database, and etcd's alarms.",
         columns=("name", "state", "version", "database_bytes", "alarms", "client", "peer", "id"),
+    ),
+    Verb(
+        "cluster core add",
+        "Have a node run etcd as a further member of the core. It has a vote once it has all keys.",
+        OneNode, changes=True,
+    ),
+    Verb(
+        "cluster core remove",
+        "Remove the etcd of a node from the core, also of one that is gone. The node stays in the cluster.",
+        OneNode, changes=True,
+    ),
+    Verb(
+        "cluster core recover",
+        "When the majority of the core is lost for good: have the etcd of this node go on as its only member.",
+        Recovery, changes=True,
+    ),
+    Verb(
+        "cluster leave",
+        "Have this node leave the cluster when its broker stops, with the routes and messages that others keep for it. Its etcd "
+        "leaves the core at once.",
+        changes=True,
     ),
     Verb(
         "cluster force-leave",

@@ -15,6 +15,8 @@ __all__ = ["CoreCalls"]
 
 ANSWER_S = 15.0
 """Longest wait for an answer: a few calls of etcd, each of which ends in 2 s for each endpoint."""
+CHANGE_S = 90.0
+"""Longest wait for a change of the core: its new member starts and takes over all keys."""
 ANSWER_MAX = 65536
 
 
@@ -31,14 +33,14 @@ class CoreCalls:
         self._turn = asyncio.Lock()
 
     async def ask(self, verb: str, node: str = "") -> Any:
-        """Returns the result of a verb: `force-leave` or `forget` of a node, `core status`. Raises ControlError with what speaks
-        against it."""
+        """Returns the result of a verb: `force-leave`, `forget`, `core add` and `core remove` of a node, `core status` and `core
+        recover`. Raises ControlError with what speaks against it."""
         assert self._socket is not None
         loop = asyncio.get_running_loop()
         async with self._turn:
             self._number += 1
             try:
-                async with asyncio.timeout(ANSWER_S):
+                async with asyncio.timeout(CHANGE_S if verb.startswith("core ") else ANSWER_S):
                     await loop.sock_sendall(self._socket, cbor2.dumps({"id": self._number, "verb": verb, "node": node}))
                     while (answer := cbor2.loads(await loop.sock_recv(self._socket, ANSWER_MAX)))["id"] != self._number:
                         pass

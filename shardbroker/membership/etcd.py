@@ -361,19 +361,25 @@ class Etcd:
 
     async def status_of(self, url: str) -> Server:
         """Returns the state of one endpoint. Raises EtcdUnavailable."""
+        return _server(await self._at(url, "Maintenance", "Status"))
+
+    async def _at(self, url: str, service: str, rpc: str) -> Any:
+        """Calls one endpoint. Raises EtcdUnavailable."""
         endpoint = next((one for one in self._endpoints if one.url == url), None) or self._made(url)
         try:
             await self._authenticate(endpoint)
-            return _server(await endpoint.call("Maintenance", "Status", self._timeout_s))
+            return await endpoint.call(service, rpc, self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise EtcdUnavailable(f"{url}: {_described(error)}") from None
         finally:
             if endpoint not in self._endpoints:
                 await endpoint.channel.close()
 
-    async def members(self) -> list[Member]:
-        """Returns the members of etcd, as the endpoint in use knows them."""
-        return [_member(one) for one in (await self._call("Cluster", "MemberList")).members]
+    async def members(self, url: str = "") -> list[Member]:
+        """Returns the members of etcd, as one of its endpoints or the one in use knows them."""
+        if not url:
+            return [_member(one) for one in (await self._call("Cluster", "MemberList")).members]
+        return [_member(one) for one in (await self._at(url, "Cluster", "MemberList")).members]
 
     async def add_learner(self, peer_url: str) -> Member:
         """Adds a member that has no vote until it is promoted."""

@@ -8,6 +8,7 @@ heartbeat of its slot is the time of the last renewal of the lease, by which lin
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -21,10 +22,11 @@ from shardbroker.cluster.core import DRAINING, JOINING, UP, CoreTable, CoreView,
 from shardbroker.cluster.handshake import Identity
 from shardbroker.cluster.registration import Change, Cleaner, Put, RegistrationRefused, registration, removal
 from shardbroker.cluster.view import LinkState, NodeState
-from shardbroker.config.cluster import core_url
+from shardbroker.config.cluster import core_url, etcd_program
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
-from shardbroker.membership.core_file import CorePlan, endpoints_of, own_member, read_plan, write_plan
+from shardbroker.membership.changes import CoreChanges, CoreRefused, peer_of
+from shardbroker.membership.core_file import CorePlan, endpoints_of, etcd_dir, has_data, own_member, read_plan, write_plan
 from shardbroker.membership.enrolment import client_of, keys_of, plain
 from shardbroker.membership.etcd import EtcdError, LeaseGone, Member, Txn, delete_op, end_of_prefix, put_op, unchanged
 from shardbroker.membership.managed import ManagedEtcd
@@ -42,10 +44,14 @@ PAUSE_S = 0.2, 2.0
 """Pause behind a failure, doubled up to the longest."""
 STOP_S = 1.0
 """Longest time for the end of the lease when the node stops; without it the lease ends by itself."""
+LEAVE_S = 3.0
+"""Longest time to leave the cluster when the node stops."""
 REPEAT_S = 60.0
 """Interval between two log lines about the same failure."""
 CORE_S = 5.0
 """Interval of looks at the members of etcd and at its alarms."""
+JOIN_S = 1.0
+"""Interval in which a node without an etcd looks whether the core has added it."""
 FIRST_S = 5.0
 """Longest wait for the own etcd before calls to it count as failed."""
 REQUEST_MAX = 4096
@@ -93,6 +99,13 @@ class _Membership:
         self._managed: ManagedEtcd | None = None
         if cluster.is_managed:
             self._managed = ManagedEtcd(cluster, topology.node_name, topology.data_dir, self._add)
+        self._changes = CoreChanges(
+            cluster, self._keys, topology.node_name, topology.data_dir, self._add, self._restart_etcd
+        )
+        self._run: asyncio.Task[None] | None = None
+        """Of the own etcd."""
+        self._arguments: tuple[str, ...] = ()
+        """For the next start of the own etcd alone."""
         self._error = ""
         """Why the lease was not renewed the last time; empty: it was."""
 
@@ -133,6 +146,9 @@ class _Membership:
                 with suppress(EtcdError, TimeoutError):
                     async with asyncio.timeout(STOP_S):
                         await self._etcd.revoke(self._lease)
+                        self._lease = 0
+            if stop.is_set() and self._topology.leaves_file.exists():
+                await self._leave()
         finally:
             await self._etcd.close()
             server.cancel()
@@ -144,21 +160,103 @@ class _Membership:
 
     async def _run_etcd(self) -> None:
         """Has this node's etcd running as long as it is a member of the core."""
-        while True:
-            if self._managed is not None and self._managed.is_wanted:
-                await self._managed.run()
-            await asyncio.sleep(1.0)
+        managed = self._managed
+        while managed is not None:
+            if not managed.is_wanted:
+                await asyncio.sleep(JOIN_S)
+                await self._look_for_place()
+                continue
+            if await self._is_removed():
+                self._set_aside()
+                continue
+            arguments, self._arguments = self._arguments, ()
+            self._run = asyncio.create_task(managed.run(*arguments))
+            try:
+                await asyncio.wait([self._run])
+            finally:
+                self._run.cancel()
+                await asyncio.gather(self._run, return_exceptions=True)
+            if not self._run.cancelled():
+                self._run.result()  # an error ends the process
+            if managed.is_removed:
+                self._set_aside()
+        await asyncio.Event().wait()
+
+    async def _restart_etcd(self, *arguments: str) -> None:
+        """Has this node's etcd started again."""
+        self._arguments = arguments
+        if self._run is not None:
+            self._run.cancel()
+            await asyncio.gather(self._run, return_exceptions=True)
+
+    async def _others(self) -> list[Member]:
+        """Returns the members of etcd as the other endpoints have them, if one of these has a leader; empty: none answers."""
+        own = self._own_url()
+        for url in self._etcd.endpoints:
+            if url != own:
+                with suppress(EtcdError):
+                    if (await self._etcd.status_of(url)).leader:
+                        return await self._etcd.members(url)
+        return []
+
+    async def _is_removed(self) -> bool:
+        """Returns whether the core has removed this node's etcd while it was down: it must not decide with others that were."""
+        if not has_data(self._topology.data_dir):
+            return False
+        members = await self._others()
+        return bool(members) and not any(self._own_peer() in one.peer_urls for one in members)
+
+    async def _look_for_place(self) -> None:
+        """Joins the core if that has added this node."""
+        if not self._core_address():
+            return
+        members = await self._others()
+        if not any(self._own_peer() in one.peer_urls for one in members):
+            return
+        initial = ",".join(f"{one.name or self._topology.node_name}={one.peer_urls[0]}" for one in members)
+        plan = read_plan(self._topology.data_dir)
+        try:
+            write_plan(self._topology.data_dir, CorePlan(plan.endpoints, initial))
+        except OSError as error:
+            self._failed("core members not stored", error)
+
+    def _set_aside(self) -> None:
+        """Keeps the data of an etcd that the core has removed from being used again."""
+        where = etcd_dir(self._topology.data_dir)
+        kept = where.with_name(f"{where.name}.removed")
+        try:
+            shutil.rmtree(kept, ignore_errors=True)
+            if where.exists():
+                where.rename(kept)
+            write_plan(self._topology.data_dir, CorePlan(read_plan(self._topology.data_dir).endpoints, is_removed=True))
+            self._add("warning", log_line("etcd removed from core", kept=kept))
+        except OSError as error:
+            self._failed("core members not stored", error)
+
+    def _core_address(self) -> str:
+        """Returns HOST:PORT of the etcd that this node runs or could run; empty: it cannot."""
+        if self._managed is None or self._settings.role == "replicant" or etcd_program() is None:
+            return ""
+        own = own_member(self._settings, self._topology.node_name)
+        return f"{f'[{own.host}]' if ':' in own.host else own.host}:{own.port}"
+
+    def _own_url(self) -> str:
+        own = own_member(self._settings, self._topology.node_name)
+        return core_url(self._settings, own.host, own.port)
+
+    def _own_peer(self) -> str:
+        own = own_member(self._settings, self._topology.node_name)
+        return peer_of(self._settings, own.host, own.port)
 
     async def _await_etcd(self) -> None:
         """Waits for this node's etcd to find a leader, but not for long."""
         if self._managed is None or not self._managed.is_wanted:
             return
-        own = own_member(self._settings, self._topology.node_name)
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_S):
                 while True:
                     with suppress(EtcdError):
-                        if (await self._etcd.status_of(core_url(self._settings, own.host, own.port))).leader:
+                        if (await self._etcd.status_of(self._own_url())).leader:
                             return
                     await asyncio.sleep(TICK_S)
 
@@ -307,7 +405,7 @@ class _Membership:
         """Sets this node's key under its lease. Raises EtcdError, RegistrationRefused."""
         state, lease = self._wanted_state(), self._lease
         for _ in range(TRIES):
-            done = await self._change(registration(self._table, self._me, self._former, state), lease)
+            done = await self._change(registration(self._table, self._me, self._former, state, self._core_address()), lease)
             if done.succeeded:
                 self._recovered("core registration refused")
                 self._recovered("core registration failed")
@@ -355,21 +453,62 @@ class _Membership:
     # --- requests of the manager ------------------------------------------------------------------------------------------
 
     async def _answer(self) -> None:
-        """Answers {"id", "verb": force-leave, forget or core status, "node": name} with {"id", "error": text, empty if it was done,
-        "result"}."""
+        """Answers {"id", "verb": force-leave, forget, core status, add, remove, recover or leave, "node": name} with {"id",
+        "result", "error": text, empty if it was done}."""
         loop = asyncio.get_running_loop()
         while True:
             request = cbor2.loads(await loop.sock_recv(self._requests, REQUEST_MAX))
             error, result = "", None
             try:
-                if request["verb"] == "core status":
-                    result = await self._core_status()
+                if request["verb"].startswith("core "):
+                    result = await self._change_core(request["verb"], request["node"])
                 else:
                     error = await self._carry_out(request["verb"], request["node"])
+            except CoreRefused as refused:
+                error = str(refused)
             except EtcdError as failed:
                 error = str(failed) if request["verb"] == "core status" else f"the core was not changed: {failed}"
             with suppress(BlockingIOError):  # a manager that does not read has given up
                 self._requests.send(cbor2.dumps({"id": request["id"], "error": error, "result": result}))
+
+    async def _plan_to_leave(self) -> None:
+        """Has this node leave the cluster when its broker stops; its etcd leaves the core now. Raises CoreRefused, EtcdError."""
+        own = self._topology.node_name
+        if self._managed is not None and any(one.name == own for one in await self._etcd.members()):
+            await self._changes.remove(self._etcd, self._table, self._lease, own)
+        replace_file(self._topology.leaves_file, b"", sync=False)
+
+    async def _leave(self) -> None:
+        """Removes this node, whose lease has ended, and frees its id."""
+        name = self._topology.node_name
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self._read_again()
+                is_done = not self._lease and await self._remove(self._node_id, "leave", forget=True)
+            reason = "the keys of this node have changed"
+        except (EtcdError, TimeoutError) as error:
+            is_done, reason = False, str(error) or "no answer in time"
+        if is_done:
+            self._add("warning", log_line("node left", name=name))
+        else:
+            self._add("error", log_line("node not left", name=name, reason=reason))
+
+    async def _change_core(self, verb: str, node: str) -> Any:
+        """Returns the members of etcd, or the size of the core after a change. Raises CoreRefused, EtcdError."""
+        if verb == "core status":
+            return await self._core_status()
+        if self._managed is None and verb != "core leave":
+            raise CoreRefused("nodes do not run etcd: cluster.core.mode is external, so its members are changed with etcdctl")
+        if verb == "core recover":
+            return await self._changes.recover(self._etcd)
+        if not self._is_loaded or not self._lease or self._error:
+            hint = "if its majority is lost for good: ctl cluster core recover"
+            raise CoreRefused(f"the core is not reached: {self._error or 'no lease yet'}; {hint}")
+        await self._read_again()
+        if verb == "core leave":
+            return await self._plan_to_leave()
+        change = self._changes.add if verb == "core add" else self._changes.remove
+        return await change(self._etcd, self._table, self._lease, node)
 
     async def _core_status(self) -> list[dict[str, Any]]:
         """Returns the members of etcd with their state. Raises EtcdError."""

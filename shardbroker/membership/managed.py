@@ -85,11 +85,14 @@ class ManagedEtcd:
         self._process: Process | None = None
         self._reason = ""
         """Last error in its log."""
+        self._heard_of_removal = False
         self._lines: list[float] = []
         """When lines of its log were passed on."""
         self._left_out = 0
         self.problem = ""
         """Why it does not run; empty while it does."""
+        self.is_removed = False
+        """It has ended since the core has removed it."""
 
     @property
     def is_wanted(self) -> bool:
@@ -108,11 +111,12 @@ class ManagedEtcd:
     async def run(self, *more: str) -> None:
         """Keeps etcd running until this is cancelled or etcd finds that the core has removed it, and ends it then. `more`:
         further arguments."""
-        delay_s = 0.0
+        delay_s, self.is_removed = 0.0, False
         while True:
             begun = time.monotonic()
             cause = await self._once(*more)
-            if any(text in self._reason for text in REMOVED):
+            if self._heard_of_removal:
+                self.is_removed = True
                 return
             age_s = time.monotonic() - begun
             delay_s = delay_s if age_s < YOUNG_S else 0.0
@@ -124,7 +128,7 @@ class ManagedEtcd:
 
     async def _once(self, *more: str) -> str:
         """Runs etcd to its end, and returns how it ended."""
-        self._reason = ""
+        self._reason, self._heard_of_removal = "", False
         program = etcd_program()
         if program is None:
             return "the program etcd is not installed: apt install etcd-server"
@@ -188,6 +192,7 @@ class ManagedEtcd:
         except (ValueError, KeyError, TypeError):
             found, level, message = {}, "warning", text  # before its log is set up, or of a panic
         error = str(found.get("error", ""))
+        self._heard_of_removal |= any(one in f"{message} {error}" for one in REMOVED)
         if level == "error" or not found:
             self._reason = (f"{message}: {error}" if error else message)[:TEXT_MAX]
         if level == "info":

@@ -3,13 +3,18 @@
 from typing import Any
 
 from shardbroker.control import ControlError
-from shardbroker.control.cluster_verbs import OneNode
+from shardbroker.control.cluster_verbs import OneNode, Recovery
 from shardbroker.control.verbs import Params
 from shardbroker.management.cluster_view import core_state, core_view, peers_of
 from shardbroker.management.context import Context, handles
 
 OFF = "no cluster: this broker runs alone (cluster.enable = false); docs/cluster.md explains how brokers are joined"
 NO_CORE = "no core: members are cluster.static.seeds (cluster.core.mode = none); remove the address there, on every node"
+
+RECOVERY = (
+    "the etcd of this node would go on as the only member of the core, with what it has of the members. What others alone have is "
+    "lost, and the etcds of other nodes must not run: stop those brokers or cut them off, then repeat the command with --force"
+)
 
 
 @handles("cluster status")
@@ -62,6 +67,39 @@ async def core_status(context: Context, params: Params) -> dict[str, Any]:
     """Raises ControlError."""
     _check_core(context)
     return {"data": await context.core.ask("core status")}
+
+
+@handles("cluster core add")
+async def core_add(context: Context, params: OneNode) -> dict[str, Any]:
+    """Raises ControlError."""
+    return await _change_core(context, "core add", params.node)
+
+
+@handles("cluster core remove")
+async def core_remove(context: Context, params: OneNode) -> dict[str, Any]:
+    """Raises ControlError."""
+    return await _change_core(context, "core remove", params.node)
+
+
+@handles("cluster core recover")
+async def core_recover(context: Context, params: Recovery) -> dict[str, Any]:
+    """Raises ControlError."""
+    if not params.force:
+        raise ControlError("BAD_REQUEST", RECOVERY)
+    return await _change_core(context, "core recover")
+
+
+@handles("cluster leave")
+async def leave(context: Context, params: Params) -> None:
+    """Raises ControlError."""
+    _check_core(context)
+    await context.core.ask("core leave")
+
+
+async def _change_core(context: Context, verb: str, node: str = "") -> dict[str, Any]:
+    _check_core(context)
+    found: dict[str, Any] = await context.core.ask(verb, node)
+    return found
 
 
 async def _remove(context: Context, verb: str, node: str) -> None:

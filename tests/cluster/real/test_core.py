@@ -174,6 +174,24 @@ def test_a_node_is_removed_by_hand_by_time_and_joins_again(server: Service) -> N
         linked(nodes)
 
 
+def test_a_node_leaves_when_it_stops_and_may_join_again(server: Service) -> None:
+    with running(2, endpoints=[url_of(server)]) as nodes, Control(nodes.brokers[2].data_dir) as control:
+        linked(nodes)
+        await_leases(nodes, 2, n1="up", n2="up")
+        with pytest.raises(ControlError, match="changed with etcdctl"):
+            control.call("cluster core remove", node=nodes.name(1))
+        control.call("cluster leave")
+        assert nodes.links(1) == {nodes.name(2): "up"}, "it leaves when it stops"
+        (number,) = [one["id"] for one in nodes.status(1)["nodes"] if one["name"] == nodes.name(2)]
+        nodes.brokers[2].stop()
+        nodes.await_line(2, f"node left name={nodes.name(2)}")
+        until(lambda: nodes.links(1) == {})
+        assert not etcdctl(server, "get", f"/shardbroker/shardbroker/ids/{number}").strip()
+        nodes.start([2])
+        linked(nodes)
+        await_leases(nodes, 1, n1="up", n2="up")
+
+
 def test_a_node_without_a_lease_is_removed_after_autoclean(server: Service) -> None:
     with running(2, endpoints=[url_of(server)], **{"cluster.autoclean": "1s"}) as nodes:
         linked(nodes)

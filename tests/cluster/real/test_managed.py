@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from shardbroker.config.cluster import Cluster, missing_etcd
-from shardbroker.control import Control
+from shardbroker.control import Control, ControlError
 from tests.cluster.real.nodes import Nodes, running
 from tests.cluster.real.test_core import await_leases, core_of, linked
 from tests.edge.certificates import Authority
@@ -112,6 +112,63 @@ def test_a_core_over_tls_and_the_alarms_of_etcd(tmp_path: Path) -> None:
         for number in nodes.brokers:
             nodes.await_line(number, "alarm activated name=cluster_core_faulty")
         assert nodes.status(2)["core"]["alarms"] == ["NOSPACE"]
+
+
+def test_a_core_that_grows_shrinks_and_is_recovered() -> None:
+    needed("etcd")
+    with running(3, cores=(1,)) as nodes, Control(nodes.brokers[1].data_dir) as control:
+
+        def change(verb: str, number: int) -> dict[str, int]:
+            found: dict[str, int] = control.call(f"cluster core {verb}", node=nodes.name(number))
+            return found
+
+        linked(nodes)
+        everybody = {"n1": "up", "n2": "up", "n3": "up"}
+        for number in nodes.brokers:
+            await_leases(nodes, number, **everybody)
+        ids = {one["name"]: one["id"] for one in nodes.status(1)["nodes"]}
+        with pytest.raises(ControlError, match="is not running, or not known"):
+            control.call("cluster core add", node="n9@127.0.0.1")
+        with pytest.raises(ControlError, match="is the only member of the core"):
+            change("remove", 1)
+        assert change("add", 2) == {"members": 2, "may_be_lost": 0}
+        assert change("add", 3) == {"members": 3, "may_be_lost": 1}
+        with pytest.raises(ControlError, match="is a member of the core already"):
+            change("add", 3)
+        with pytest.raises(ControlError, match="the core has a majority"):
+            control.call("cluster core recover", force=True)
+        assert sorted(cores_of(nodes, 2).values()) == ["follower", "follower", "leader"]
+
+        # A dead one is removed, and finds that when it returns.
+        nodes.brokers[2].stop()
+        assert change("remove", 2)["members"] == 2
+        nodes.start([2])
+        nodes.await_line(2, "etcd removed from core")
+        await_leases(nodes, 1, **everybody)
+        assert etcd_of(nodes, 2) is None
+        assert change("add", 2)["members"] == 3
+
+        # A running one is removed.
+        assert change("remove", 3)["members"] == 2
+        nodes.await_line(3, "etcd removed from core")
+        until(lambda: etcd_of(nodes, 3) is None)
+        assert sorted(cores_of(nodes, 3)) == ["n1", "n2"]
+
+        # The majority is lost for good.
+        nodes.brokers[2].kill()
+        until(lambda: core_of(nodes, 1) == "lost", timeout_s=20)
+        with pytest.raises(ControlError, match="ctl cluster core recover"):
+            change("remove", 2)
+        with pytest.raises(ControlError, match="stop those brokers or cut them off"):
+            control.call("cluster core recover")
+        assert control.call("cluster core recover", force=True) == {"members": 1, "may_be_lost": 0}
+        await_leases(nodes, 3, n1="up", n2="none", n3="up")
+        nodes.start([2])
+        nodes.await_line(2, "etcd removed from core")
+        for number in nodes.brokers:
+            await_leases(nodes, number, **everybody)
+        assert cores_of(nodes, 2) == {"n1": "leader"}
+        assert {one["name"]: one["id"] for one in nodes.status(1)["nodes"]} == ids
 
 
 NOSPACE = b"\x08\x01\x18\x01"
