@@ -79,9 +79,27 @@ def message(text: str) -> bytes:
         raise argparse.ArgumentTypeError(f"{text}: {error.strerror}; allowed is a text, or template://FILE") from None
 
 
+class Broker(argparse.Action):
+    """--host: a name or an address, or a URL, which defines port and transport as well."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        if "://" in values:
+            from shardbroker.config.listeners import parse_address, split_url  # the whole configuration, which a load does without
+
+            try:
+                kind, address = split_url(values)
+                values, namespace.port = parse_address(address)
+            except ValueError:
+                allowed = "HOST, or tcp://HOST:PORT (mqtt:// is the same), ssl:// (mqtts://), ws:// or wss:// likewise"
+                raise argparse.ArgumentError(self, f"must be {allowed}, got {values}") from None
+            namespace.tls, namespace.ws = kind in ("ssl", "wss"), kind in ("ws", "wss")
+        namespace.host = values
+
+
 def add_connection(verb: argparse.ArgumentParser, default: Plan) -> None:
     """Adds the options of every verb that connects to a broker."""
-    verb.add_argument("-h", "--host", default="127.0.0.1")
+    text = "a URL such as mqtts://HOST:PORT sets --tls and -p too"
+    verb.add_argument("-h", "--host", action=Broker, default="127.0.0.1", help=text)
     verb.add_argument("-p", "--port", type=number("", low=1, high=65_535), default=1883)
     verb.add_argument("-V", "--version", type=choice("version"), help=f"3 is MQTT 3.1, 4 is 3.1.1, 5 is 5.0; {default.version}")
     real = number("connect_rate", whole=False)

@@ -26,11 +26,15 @@ __all__ = [
     "check_listener_names",
     "parse_address",
     "parse_rule",
+    "split_url",
     "unix_path",
 ]
 
 DEFAULT_PORTS = {"tcp": 1883, "ssl": 8883, "ws": 8083, "wss": 8084}
 """Default port of each type, as in EMQX."""
+SCHEMES = {**{one: one for one in DEFAULT_PORTS}, "mqtt": "tcp", "mqtts": "ssl"}
+"""Types of listeners by the scheme of a URL."""
+URL_HELP = "tcp://HOST:PORT (mqtt:// is the same), ssl:// (mqtts://), ws:// or wss:// likewise, or unix:///PATH"
 
 ADDRESS_HELP = "HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:1883 or [::1]:1883, or unix:PATH"
 MOUNTPOINT_HELP = "text that ends with / and has no + and #, such as tenants/${username}/; placeholders: ${clientid}, ${username}"
@@ -156,7 +160,8 @@ class Listener(Section):
 
     bind: Annotated[str, Allowed(ADDRESS_HELP)] = Field(
         "127.0.0.1:1883",
-        description="HOST:PORT; IPv6 as [::1]:1883; unix:PATH. The default port of ssl is 8883, of ws 8083, of wss 8084.",
+        description="HOST:PORT; IPv6 as [::1]:1883; unix:PATH; or a URL such as mqtts://0.0.0.0, which defines `type` too. The "
+        "default port of ssl is 8883, of ws 8083, of wss 8084.",
     )
     type: Literal["tcp", "ssl", "ws", "wss"] = Field("tcp", description="Transport.")
     max_connections: Limit = Field(
@@ -194,6 +199,11 @@ class Listener(Section):
     @model_validator(mode="before")
     @classmethod
     def _default_port(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(url := value.get("bind"), str) and "://" in url:
+            kind, bind = split_url(url)
+            if value.get("type", kind) != kind:
+                raise ValueError(f"allowed is type {kind} with bind = {url}, not {value['type']}")
+            return {**value, "type": kind, "bind": bind}
         if isinstance(value, dict) and "bind" not in value and value.get("type") in DEFAULT_PORTS:
             return {**value, "bind": f"127.0.0.1:{DEFAULT_PORTS[value['type']]}"}
         return value
@@ -236,6 +246,18 @@ def check_mountpoint(value: str) -> str:
     if value and (wrong or not value.endswith("/") or len(value.encode()) > MOUNTPOINT_MAX):
         raise ValueError(f"allowed is {MOUNTPOINT_HELP}")
     return value
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Returns (type, bind) of a listener's URL; without a port it is the default port of the type. Raises ValueError."""
+    scheme, separator, bind = url.partition("://")
+    bind = bind.removesuffix("/") if scheme != "unix" else bind
+    if not separator or not bind or scheme not in (*SCHEMES, "unix"):
+        raise ValueError(f"allowed is {URL_HELP}")
+    if scheme == "unix":
+        return "tcp", f"unix:{bind}"
+    kind = SCHEMES[scheme]
+    return kind, bind if ":" in bind.rpartition("]")[2] else f"{bind}:{DEFAULT_PORTS[kind]}"
 
 
 def unix_path(bind: str) -> str | None:

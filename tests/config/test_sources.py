@@ -9,6 +9,7 @@ from shardbroker.cli.listen import parse_listen
 from shardbroker.cli.main import main
 from shardbroker.config import ConfigError, load, reference, show
 from shardbroker.config.keys import dotted, known_keys
+from shardbroker.config.listeners import Listener
 
 
 def refused(*assignments: str, environment: dict[str, str] | None = None, file: Path | None = None) -> str:
@@ -211,3 +212,27 @@ def test_secrets_are_neither_taken_from_a_command_line_nor_shown(tmp_path: Path,
 )
 def test_addresses_of_listeners(address: str, kind: str, bind: str) -> None:
     assert parse_listen(address) == (kind, bind)
+    tls = {"tls": {"certfile": "server.pem"}} if kind in ("ssl", "wss") else {}
+    listener = Listener.model_validate({"bind": address, **tls})
+    assert (listener.type, listener.bind) == (kind, bind)
+
+
+@pytest.mark.parametrize(
+    "bind, kind, allowed",
+    [
+        ("http://0.0.0.0", "tcp", "allowed is tcp://HOST:PORT (mqtt:// is the same)"),
+        ("mqtt://", "tcp", "allowed is tcp://HOST:PORT"),
+        ("mqtt://0.0.0.0:99999", "tcp", "a port from 0 to 65535"),
+        ("mqtts://0.0.0.0", "ws", "allowed is type ssl with bind = mqtts://0.0.0.0, not ws"),
+    ],
+)
+def test_urls_that_are_none_of_a_listener(bind: str, kind: str, allowed: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        Listener.model_validate({"bind": bind, "type": kind})
+    assert allowed in str(refused.value)
+
+
+def test_a_url_in_the_file_sets_type_and_bind(tmp_path: Path) -> None:
+    file = tmp_path / "shardbroker.toml"
+    file.write_text('listeners.default.bind = "mqtt://0.0.0.0"\n')
+    assert load(file).settings.listeners["default"].bind == "0.0.0.0:1883"

@@ -7,6 +7,7 @@ import pytest
 
 from perf.cli import TEXTS, main
 from perf.compare import STANDARD, plan_of
+from perf.options import Parser, add_connection
 from perf.plan import Plan, PlanError
 from perf.wire import receive_maximum
 from shm.partitions import PARTITIONS
@@ -89,3 +90,29 @@ def test_every_verb_tells_what_it_takes(verb: list[str], capsys: pytest.CaptureF
     with pytest.raises(SystemExit, match="0"):
         main([*verb, "--help"])
     assert "--help" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["-h", "10.0.0.1", "-p", "5"], ("10.0.0.1", 5, False, False)),
+        (["-h", "mqtt://10.0.0.1"], ("10.0.0.1", 1883, False, False)),
+        (["-h", "mqtts://[::1]"], ("::1", 8883, True, False)),
+        (["-h", "ws://broker.example:80/"], ("broker.example", 80, False, True)),
+        (["--host=wss://broker.example"], ("broker.example", 8084, True, True)),
+    ],
+)
+def test_a_url_as_host_sets_port_and_transport(options: list[str], expected: tuple[object, ...]) -> None:
+    parser = Parser()
+    add_connection(parser, Plan())
+    parsed = parser.parse_args(options)
+    assert (parsed.host, parsed.port, parsed.tls, parsed.ws) == expected
+
+
+@pytest.mark.parametrize("url", ["http://broker.example", "unix:///run/mqtt", "mqtt://broker.example:no"])
+def test_a_url_of_another_scheme_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["pub", "-h", url])
+    assert ended.value.code == 2
+    text = capsys.readouterr().err
+    assert "must be HOST, or tcp://HOST:PORT (mqtt:// is the same), ssl:// (mqtts://)" in text and f"got {url}" in text
