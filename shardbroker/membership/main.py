@@ -28,7 +28,17 @@ from shardbroker.logs.phrases import Line, log_line, of_process
 from shardbroker.membership.changes import CoreChanges, CoreRefused, peer_of
 from shardbroker.membership.core_file import CorePlan, endpoints_of, etcd_dir, has_data, own_member, read_plan, write_plan
 from shardbroker.membership.enrolment import client_of, keys_of, plain
-from shardbroker.membership.etcd import EtcdError, LeaseGone, Member, Txn, delete_op, end_of_prefix, put_op, unchanged
+from shardbroker.membership.etcd import (
+    EtcdError,
+    EtcdUnavailable,
+    LeaseGone,
+    Member,
+    Txn,
+    delete_op,
+    end_of_prefix,
+    put_op,
+    unchanged,
+)
 from shardbroker.membership.managed import ManagedEtcd
 from shardbroker.stores.files import replace_file
 from shm.counters import Counters, ProcessState
@@ -501,14 +511,17 @@ class _Membership:
             raise CoreRefused("nodes do not run etcd: cluster.core.mode is external, so its members are changed with etcdctl")
         if verb == "core recover":
             return await self._changes.recover(self._etcd)
-        if not self._is_loaded or not self._lease or self._error:
-            hint = "if its majority is lost for good: ctl cluster core recover"
+        hint = "if its majority is lost for good: ctl cluster core recover"
+        if not self._is_loaded or not self._lease:
             raise CoreRefused(f"the core is not reached: {self._error or 'no lease yet'}; {hint}")
-        await self._read_again()
-        if verb == "core leave":
-            return await self._plan_to_leave()
-        change = self._changes.add if verb == "core add" else self._changes.remove
-        return await change(self._etcd, self._table, self._lease, node)
+        try:
+            await self._read_again()
+            if verb == "core leave":
+                return await self._plan_to_leave()
+            change = self._changes.add if verb == "core add" else self._changes.remove
+            return await change(self._etcd, self._table, self._lease, node)
+        except EtcdUnavailable as error:
+            raise CoreRefused(f"the core is not reached: {error}; {hint}") from None
 
     async def _core_status(self) -> list[dict[str, Any]]:
         """Returns the members of etcd with their state. Raises EtcdError."""

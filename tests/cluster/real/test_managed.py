@@ -15,7 +15,7 @@ from tests.edge.certificates import Authority
 from tests.harness.needed import needed
 from tests.harness.waiting import until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 def etcd_of(nodes: Nodes, number: int) -> psutil.Process | None:
