@@ -38,7 +38,8 @@ LOST_WAIT_S = 1, 50
 """Shortest and longest `cluster.lost_session = wait`: the registrar locks a client id for 60 s."""
 LOST_HELP = f"new, refuse, or wait:TIME with {LOST_WAIT_S[0]}s to {LOST_WAIT_S[1]}s, such as wait:30s"
 DISCOVERY_HELP = (
-    "static with core.mode = none, etcd or manual with external, manual with managed; dns and k8s are not available in this version"
+    "static with core.mode = none, etcd, manual or dns with external, manual or dns with managed; k8s is not available in this "
+    "version"
 )
 CORES = 1, 3, 5
 """How many members a core can have: of an even number the last one adds no failure that the core outlives."""
@@ -194,6 +195,17 @@ class Etcd(Section):
         return found
 
 
+class Dns(Section):
+    """Where the core is, with `discovery = dns`. Read at the first start, and again while no member of etcd is reached."""
+
+    name: str = Field("", max_length=NAME_BYTES_MAX, description="Name that is looked up, by the servers of /etc/resolv.conf.")
+    record_type: Literal["a", "srv"] = Field(
+        "a",
+        description="a: A and AAAA records, with the port of `core.bind` (2379 with `core.mode = external`). srv: an SRV record, "
+        "whose targets are host names, such as _etcd-client._tcp.example.org.",
+    )
+
+
 class Static(Section):
     """Members by their addresses."""
 
@@ -280,8 +292,10 @@ class Cluster(Section):
         "manual",
         validate_default=True,
         description="How nodes find each other. static: by `static.seeds`, with `core.mode = none`. etcd or manual: by "
-        "`etcd.endpoints`, with `core.mode = external`. manual: by `core.members`, with `core.mode = managed`.",
+        "`etcd.endpoints`, with `core.mode = external`. manual: by `core.members`, with `core.mode = managed`. "
+        "dns: etcd by `dns.name`, with a core.",
     )
+    dns: Dns = Field(Dns(), validate_default=True)
     static: Static = Field(Static(), validate_default=True)
     etcd: Etcd = Field(Etcd(), validate_default=True)
     advertise: Annotated[str, Allowed(f"an address of static.seeds, {Port}, or empty")] = Field(
@@ -341,21 +355,23 @@ class Cluster(Section):
         "then have the routes that they had sent before.",
     )
 
-    @field_validator("core")
-    @classmethod
-    def _core(cls, value: Core, info: ValidationInfo) -> Core:
-        if info.data.get("enable") and value.mode == "managed" and not value.members:
-            raise ValueError(f"allowed is cluster.core.members = {CORES_HELP} with cluster.core.mode = managed")
-        return value
-
     @field_validator("discovery")
     @classmethod
     def _discovery(cls, value: str, info: ValidationInfo) -> str:
         core = info.data.get("core")
         if not isinstance(core, Core) or not info.data.get("enable"):
             return value
-        if value not in {"none": ("static",), "external": ("etcd", "manual"), "managed": ("manual",)}[core.mode]:
+        if value not in {"none": ("static",), "external": ("etcd", "manual", "dns"), "managed": ("manual", "dns")}[core.mode]:
             raise ValueError(f"allowed is {DISCOVERY_HELP}")
+        if core.mode == "managed" and value == "manual" and not core.members:
+            raise ValueError(f"allowed is cluster.core.members = {CORES_HELP} with cluster.core.mode = managed, or discovery = dns")
+        return value
+
+    @field_validator("dns")
+    @classmethod
+    def _dns(cls, value: Dns, info: ValidationInfo) -> Dns:
+        if info.data.get("enable") and info.data.get("discovery") == "dns" and not value.name:
+            raise ValueError("allowed is cluster.dns.name = a name in DNS with cluster.discovery = dns")
         return value
 
     @field_validator("static")
@@ -370,7 +386,10 @@ class Cluster(Section):
     def _core_endpoints(cls, value: Etcd, info: ValidationInfo) -> Etcd:
         if value.endpoints and _mode_of(info) == "managed":
             raise ValueError("allowed is cluster.etcd.endpoints only with cluster.core.mode = external")
-        if _mode_of(info) == "external" and not value.endpoints:
+        is_found = info.data.get("discovery") == "dns"
+        if value.endpoints and is_found and _mode_of(info) == "external":
+            raise ValueError("allowed is no cluster.etcd.endpoints with cluster.discovery = dns")
+        if _mode_of(info) == "external" and not value.endpoints and not is_found:
             raise ValueError(f"allowed is cluster.etcd.endpoints = {ENDPOINTS_HELP} with cluster.core.mode = external")
         return value
 
@@ -407,7 +426,10 @@ class Cluster(Section):
     @property
     def missing(self) -> str | None:
         """An error message that names missing packages; None if the core can be used."""
-        return missing_packages(f"cluster.core.mode = {self.core.mode}", PACKAGES, "cluster") if self.has_core else None
+        if not self.has_core:
+            return None
+        wanted = (*PACKAGES, "dns") if self.discovery == "dns" else PACKAGES
+        return missing_packages(f"cluster.core.mode = {self.core.mode}", wanted, "cluster")
 
     @property
     def lost_policy(self) -> tuple[str, int]:

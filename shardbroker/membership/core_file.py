@@ -1,4 +1,4 @@
-"""What a node knows of a core that nodes run: `<data_dir>/cluster/core`, JSON, beside the etcd in `<data_dir>/etcd`."""
+"""What a node knows of the core's members: `<data_dir>/cluster/core`, JSON, beside the etcd in `<data_dir>/etcd`."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ class CorePlan(NamedTuple):
     """What outlives the broker, since the members of the core may be others than `core.members`."""
 
     endpoints: tuple[str, ...] = ()
-    """Addresses of its members for clients; empty: as `core.members` has them."""
+    """Addresses of its members for clients; empty: as the configuration has them."""
     initial: str = ""
     """Members that this node's etcd joined, NAME=URL by commas; empty: the first ones, by `core.members`."""
     is_removed: bool = False
@@ -64,7 +64,7 @@ def own_member(cluster: Cluster, node_name: str) -> CoreMember:
 def endpoints_of(cluster: Cluster, node_name: str, plan: CorePlan) -> list[str]:
     """Returns where clients reach the core, this node's etcd first."""
     if not cluster.is_managed:
-        return list(cluster.etcd.endpoints)
+        return list(cluster.etcd.endpoints or plan.endpoints)
     known = plan.endpoints or [core_url(cluster, one.host, one.port) for one in core_members(cluster)]
     own = own_member(cluster, node_name)
     return sorted(known, key=lambda url: url != core_url(cluster, own.host, own.port))

@@ -8,7 +8,8 @@ from pathlib import Path
 from shardbroker.cluster.core import NODE_ID_MAX, CoreKeys, CoreTable, value_of
 from shardbroker.config.cluster import Cluster
 from shardbroker.logs.phrases import print_line
-from shardbroker.membership.core_file import endpoints_of, read_plan
+from shardbroker.membership.core_file import CorePlan, endpoints_of, read_plan, write_plan
+from shardbroker.membership.discovery import DiscoveryError, discovered
 from shardbroker.membership.etcd import Etcd, EtcdError, EtcdUnavailable, KeyValue, absent, delete_op, put_op, unchanged
 from shardbroker.membership.etcd import end_of_prefix as end_of
 from shardbroker.membership.managed import ManagedEtcd
@@ -123,9 +124,22 @@ async def _run(cluster: Cluster, wanted: int, name: str, address: str, uuid: byt
             await asyncio.gather(server, return_exceptions=True)
 
 
+async def _discover(etcd: Etcd, cluster: Cluster, name: str, data_dir: Path) -> None:
+    """Uses what DNS has, and notes it for the processes of this start. Raises DiscoveryError, EnrolmentError."""
+    plan = CorePlan(tuple(await discovered(cluster)))
+    if plan.endpoints == read_plan(data_dir).endpoints:
+        return
+    try:
+        write_plan(data_dir, plan)
+    except OSError as error:
+        raise EnrolmentError(f"data directory {data_dir}: {error.strerror}") from None
+    await etcd.use(endpoints_of(cluster, name, plan))
+
+
 async def _enrol_in_time(cluster: Cluster, wanted: int, name: str, address: str, uuid: bytes, data_dir: Path) -> Enrolled:
     keys, deadline = keys_of(cluster), asyncio.get_running_loop().time() + cluster.join_timeout
     place, files = ("cluster.core.members", "cluster.tls") if cluster.is_managed else ("cluster.etcd.endpoints", "cluster.etcd.tls")
+    place = "cluster.discovery" if cluster.discovery == "dns" else place
     try:
         etcd = client_of(cluster, name, data_dir)
     except EtcdError as error:
@@ -133,8 +147,10 @@ async def _enrol_in_time(cluster: Cluster, wanted: int, name: str, address: str,
     try:
         while True:
             try:
+                if cluster.discovery == "dns":
+                    await _discover(etcd, cluster, name, data_dir)
                 return await enrol(etcd, keys, wanted, name, address, uuid)
-            except EtcdUnavailable as error:
+            except (EtcdUnavailable, DiscoveryError) as error:
                 if asyncio.get_running_loop().time() >= deadline:
                     text = "the first start of a node needs etcd, and no endpoint has answered within cluster.join_timeout"
                     raise EnrolmentError(f"{place}: {text}: {error}") from None

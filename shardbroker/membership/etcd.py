@@ -31,6 +31,7 @@ PROBE_S, SILENCE_S = 5.0, 10.0
 """A watch without a message for so long is asked for one; and without any for so long it has failed."""
 MESSAGE_MAX = 4 << 20
 """Bytes of an answer: etcd's own limit of a request is 1.5 MiB, a cluster has some KB."""
+UNKNOWN = "no endpoint is known"
 TEXT_MAX = 200
 """Characters of an error of etcd that are shown."""
 OPTIONS: list[tuple[str, Any]] = [
@@ -211,7 +212,7 @@ class Etcd:
         keyfile: str = "",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        is_secure = any(url.startswith("https://") for url in endpoints)
+        is_secure = any(url.startswith("https://") for url in endpoints) or bool(cacertfile or certfile)
         self._credentials = _credentials(cacertfile, keyfile, certfile) if is_secure else None
         self._endpoints = [self._made(url) for url in endpoints]
         self._username, self._password = username, password
@@ -220,8 +221,8 @@ class Etcd:
 
     @property
     def endpoint(self) -> str:
-        """Returns the endpoint in use."""
-        return self._endpoints[self._used].url
+        """Returns the endpoint in use; empty: none is known."""
+        return self._endpoints[self._used].url if self._endpoints else ""
 
     @property
     def endpoints(self) -> list[str]:
@@ -309,6 +310,8 @@ class Etcd:
         Ends with an error: Compacted, or another one after which the watch can begin again behind the last revision. The next
         endpoint is in use then.
         """
+        if not self._endpoints:
+            raise EtcdUnavailable(UNKNOWN)
         endpoint = self._endpoints[self._used]
         try:
             await self._authenticate(endpoint)
@@ -401,7 +404,7 @@ class Etcd:
         """Tries a call at the endpoint in use, then at the others. Raises EtcdUnavailable, or what etcd refuses."""
         problems = []
         for _ in self._endpoints:
-            endpoint = self._endpoints[self._used]
+            endpoint = self._endpoints[self._used]  # `use` never leaves none
             for is_last in (False, True):
                 try:
                     await self._authenticate(endpoint)
@@ -415,7 +418,7 @@ class Etcd:
                     problems.append(f"{endpoint.url}: {_described(error)}")
                     break
             self._switch(endpoint)
-        raise EtcdUnavailable("; ".join(problems))
+        raise EtcdUnavailable("; ".join(problems) or UNKNOWN)
 
     def _switch(self, failed: _Endpoint) -> None:
         """Uses the next endpoint, unless another call has switched already."""

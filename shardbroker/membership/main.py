@@ -27,6 +27,7 @@ from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
 from shardbroker.membership.changes import CoreChanges, CoreRefused, peer_of
 from shardbroker.membership.core_file import CorePlan, endpoints_of, etcd_dir, has_data, own_member, read_plan, write_plan
+from shardbroker.membership.discovery import DiscoveryError, discovered
 from shardbroker.membership.enrolment import client_of, keys_of, plain
 from shardbroker.membership.etcd import (
     EtcdError,
@@ -277,10 +278,25 @@ class _Membership:
                 self._alarms = (await self._etcd.status()).alarms
                 if self._managed is not None:
                     await self._follow_members()
-            except EtcdError:
-                pass  # the lease is not renewed either, which has a line in the log
+            except EtcdError:  # the lease is not renewed either, which has a line in the log
+                await self._discover()
             self._note_state(self._state["state"], self._state["error"])
             await asyncio.sleep(CORE_S)
+
+    async def _discover(self) -> None:
+        """Looks for the core again, if that is found by DNS."""
+        if self._settings.discovery != "dns":
+            return
+        try:
+            found = await discovered(self._settings)
+            self._recovered("core discovery failed")
+        except DiscoveryError as error:
+            self._failed("core discovery failed", error)
+            return
+        if self._managed is not None and self._managed.is_wanted:
+            found = [self._own_url(), *(url for url in found if url != self._own_url())]
+        if sorted(found) != sorted(self._etcd.endpoints):
+            await self._etcd.use(found)
 
     async def _follow_members(self) -> None:
         """Uses the members that etcd has, and notes them for the next start. Raises EtcdError."""
@@ -593,6 +609,7 @@ class _Membership:
 
 
 _PHRASES = {
+    "core discovery failed": lambda reason: log_line("core discovery failed", reason=reason),
     "core not reachable": lambda reason: log_line("core not reachable", reason=reason),
     "core watch failed": lambda reason: log_line("core watch failed", reason=reason),
     "core registration failed": lambda reason: log_line("core registration failed", reason=reason),

@@ -35,7 +35,6 @@ def test_without_a_cluster_nothing_has_to_be_set() -> None:
 @pytest.mark.parametrize(
     ("setting", "text"),
     [
-        ("cluster.core.mode=managed", "cluster.core.members = a list of 1, 3 or 5 different names of nodes"),
         ('cluster.core.members=["n1@a", "n2@b"]', "a list of 1, 3 or 5 different names of nodes"),
         ('cluster.core.members=["n1@a", "n1=b:1", "n1=c:1"]', "a list of 1, 3 or 5 different names of nodes"),
         ('cluster.core.members=["n1"]', "not 'n1'"),
@@ -45,9 +44,9 @@ def test_without_a_cluster_nothing_has_to_be_set() -> None:
         ("cluster.core.bind=10.0.0.1:65535", "IP:PORT with a port from 1 to 65534"),
         ("cluster.role=witness", "'auto', 'core', 'replicant'"),
         ("cluster.core.mode=external", "cluster.etcd.endpoints = a list of 1 to 16 different addresses http://HOST:PORT"),
-        ("cluster.core.mode=external", "static with core.mode = none, etcd or manual with external"),
-        ("cluster.discovery=manual", "static with core.mode = none, etcd or manual with external, manual with managed"),
-        ("cluster.discovery=k8s", "dns and k8s are not available in this version"),
+        ("cluster.core.mode=external", "static with core.mode = none, etcd, manual or dns with external"),
+        ("cluster.discovery=manual", "static with core.mode = none, etcd, manual or dns with external, manual or dns with"),
+        ("cluster.discovery=k8s", "k8s is not available in this version"),
         ("cluster.etcd.endpoints=127.0.0.1:2379", "not '127.0.0.1:2379'"),
         ("cluster.etcd.endpoints=http://a:1/x", "not 'http://a:1/x'"),
         ("cluster.etcd.endpoints=http://a:1,http://a:1", "a list of 1 to 16 different addresses"),
@@ -82,6 +81,21 @@ def test_members_of_a_core_that_nodes_run() -> None:
     found = cluster("cluster.core.mode=managed", "cluster.discovery=manual", members, "cluster.core.bind=10.0.0.1:7000")
     assert core_members(found) == [("n1@10.0.0.1", "10.0.0.1", 7000), ("n2", "h2", 99), ("n3@fd00::3", "fd00::3", 7000)]
     assert core_url(found, "fd00::3", 7000) == "http://[fd00::3]:7000"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (("core.mode=managed", "discovery=manual"), "cluster.core.members = a list of 1, 3 or 5 different names of nodes"),
+        (("core.mode=managed", "discovery=dns"), "cluster.dns.name = a name in DNS with cluster.discovery = dns"),
+        (("core.mode=external", "discovery=dns", "dns.name=a", "etcd.endpoints=http://a:1"), "no cluster.etcd.endpoints with"),
+        (("core.mode=managed", "discovery=dns", "dns.name=a", "etcd.endpoints=http://a:1"), "only with cluster.core.mode"),
+    ],
+)
+def test_how_a_core_is_found(settings: tuple[str, ...], text: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        cluster(*(f"cluster.{one}" for one in settings))
+    assert text in str(found.value)
 
 
 @pytest.mark.parametrize(

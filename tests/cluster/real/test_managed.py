@@ -1,6 +1,8 @@
 """A core that nodes run: etcd as a child of three of them, killed, frozen, without its program and with a full database."""
 
+import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -9,11 +11,14 @@ import pytest
 
 from shardbroker.config.cluster import Cluster, missing_etcd
 from shardbroker.control import Control, ControlError
+from shardbroker.membership.core_file import CorePlan, write_plan
+from tests.cluster.real.network import network
 from tests.cluster.real.nodes import Nodes, running
 from tests.cluster.real.test_core import await_leases, core_of, linked
 from tests.edge.certificates import Authority
 from tests.harness.needed import needed
 from tests.harness.waiting import until
+from tests.servers.dns import dns
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -177,6 +182,37 @@ NOSPACE = b"\x08\x01\x18\x01"
 
 def activate(channel: grpc.Channel, request: bytes) -> None:
     channel.unary_unary("/etcdserverpb.Maintenance/Alarm")(request, timeout=2)
+
+
+def nameserver() -> str:
+    """Returns the first DNS server of this machine, an IPv4 address; skips the test without one."""
+    for line in Path("/etc/resolv.conf").read_text().splitlines():
+        match line.split():
+            case ["nameserver", address, *_] if ":" not in address:
+                return address
+    pytest.skip("/etc/resolv.conf has no server with an IPv4 address")
+
+
+def test_a_replicant_finds_the_core_by_dns() -> None:
+    """Its machine has a DNS server at the address that resolv.conf has, which knows the core by another name."""
+    needed("etcd")
+    address = nameserver()
+    find = {"cluster.core.members": "[]", "cluster.discovery": "dns", "cluster.dns.name": "core.test"}
+    with network(2) as net, ExitStack() as stack:
+        with net.entered(2):
+            if not address.startswith("127."):
+                subprocess.run(["ip", "addr", "add", f"{address}/32", "dev", "lo"], check=True)
+            stack.enter_context(dns(address, 53, [f"--host-record=core.test,{net.host(1)}"]))
+        with running(2, network=net, cores=(1,), each={2: find}) as nodes:
+            linked(nodes)
+            for number in nodes.brokers:
+                await_leases(nodes, number, n1="up", n2="up")
+            assert nodes.status(2)["core"]["endpoint"] == f"http://{net.host(1)}:12379"
+            nodes.brokers[2].stop()
+            write_plan(nodes.brokers[2].data_dir, CorePlan((f"http://{net.host(1)}:1",)))  # the core has moved meanwhile
+            await_leases(nodes, 1, n1="up", n2="none")
+            nodes.start([2])
+            await_leases(nodes, 1, n1="up", n2="up")
 
 
 def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
