@@ -17,8 +17,8 @@ from shardbroker.config.units import Allowed, Duration, Secret, Size, Whole
 from shm.roles import WORKER
 
 __all__ = [
-    "COOKIE_BYTES_MIN", "LINKS_MAX", "NODE_ID_MAX", "Cluster", "ClusterTls", "CoreMember", "Etcd", "Links", "core_members",
-    "core_url", "etcd_program", "missing_etcd", "needs_core", "own_address",
+    "COOKIE_BYTES_MIN", "LINKS_MAX", "NODE_ID_MAX", "Cluster", "ClusterTls", "CoreMember", "Etcd", "Kubernetes", "Links",
+    "core_members", "core_url", "etcd_program", "missing_etcd", "needs_core", "own_address",
 ]  # fmt: skip
 
 NODE_ID_MAX = 250
@@ -38,9 +38,10 @@ LOST_WAIT_S = 1, 50
 """Shortest and longest `cluster.lost_session = wait`: the registrar locks a client id for 60 s."""
 LOST_HELP = f"new, refuse, or wait:TIME with {LOST_WAIT_S[0]}s to {LOST_WAIT_S[1]}s, such as wait:30s"
 DISCOVERY_HELP = (
-    "static with core.mode = none, etcd, manual or dns with external, manual or dns with managed; k8s is not available in this "
-    "version"
+    "static with core.mode = none, etcd, manual, dns or k8s with external, manual, dns or k8s with managed"
 )
+FOUND = "dns", "k8s"
+"""Strategies that look for etcd elsewhere than in the configuration."""
 CORES = 1, 3, 5
 """How many members a core can have: of an even number the last one adds no failure that the core outlives."""
 CORES_HELP = (
@@ -206,6 +207,28 @@ class Dns(Section):
     )
 
 
+class Kubernetes(Section):
+    """Where the core is, with `discovery = k8s`: the pods of a service, by its EndpointSlices. The pod's service account has to be
+    allowed to list them. Read at the first start, and again while no member of etcd is reached."""
+
+    apiserver: str = Field(
+        "https://kubernetes.default.svc", max_length=NAME_BYTES_MAX, pattern=r"^https?://[^/\s]+/?$",
+        description="URL of the API server. With https its certificate is verified by ca.crt of the service account.",
+    )  # fmt: skip
+    namespace: str = Field("", pattern=r"^[a-z0-9-]{0,63}$", description="Namespace of the service; empty: that of the pod.")
+    service_name: str = Field("", pattern=r"^[a-z0-9-]{0,63}$", description="Name of the service, a headless one.")
+    address_type: Literal["ip", "dns", "hostname"] = Field(
+        "ip",
+        description="ip: addresses of the pods. dns: names made of them, such as 10-1-0-4.NAMESPACE.SUFFIX. hostname: the pods of "
+        "a StatefulSet, such as broker-0.SERVICE.NAMESPACE.SUFFIX. The port is that of `core.bind`, or 2379 with `core.mode = "
+        "external`.",
+    )
+    suffix: str = Field(
+        "svc.cluster.local", max_length=NAME_BYTES_MAX, pattern=r"^[a-z0-9.-]+$",
+        description="End of these names; with dns such as pod.cluster.local.",
+    )  # fmt: skip
+
+
 class Static(Section):
     """Members by their addresses."""
 
@@ -293,9 +316,10 @@ class Cluster(Section):
         validate_default=True,
         description="How nodes find each other. static: by `static.seeds`, with `core.mode = none`. etcd or manual: by "
         "`etcd.endpoints`, with `core.mode = external`. manual: by `core.members`, with `core.mode = managed`. "
-        "dns: etcd by `dns.name`, with a core.",
+        "dns and k8s: etcd by `dns.name` or `k8s.service_name`, with a core.",
     )
     dns: Dns = Field(Dns(), validate_default=True)
+    k8s: Kubernetes = Field(Kubernetes(), validate_default=True)
     static: Static = Field(Static(), validate_default=True)
     etcd: Etcd = Field(Etcd(), validate_default=True)
     advertise: Annotated[str, Allowed(f"an address of static.seeds, {Port}, or empty")] = Field(
@@ -361,10 +385,10 @@ class Cluster(Section):
         core = info.data.get("core")
         if not isinstance(core, Core) or not info.data.get("enable"):
             return value
-        if value not in {"none": ("static",), "external": ("etcd", "manual", "dns"), "managed": ("manual", "dns")}[core.mode]:
+        if value not in {"none": ("static",), "external": ("etcd", "manual", *FOUND), "managed": ("manual", *FOUND)}[core.mode]:
             raise ValueError(f"allowed is {DISCOVERY_HELP}")
         if core.mode == "managed" and value == "manual" and not core.members:
-            raise ValueError(f"allowed is cluster.core.members = {CORES_HELP} with cluster.core.mode = managed, or discovery = dns")
+            raise ValueError(f"allowed is cluster.core.members = {CORES_HELP} with core.mode = managed, discovery = manual")
         return value
 
     @field_validator("dns")
@@ -372,6 +396,13 @@ class Cluster(Section):
     def _dns(cls, value: Dns, info: ValidationInfo) -> Dns:
         if info.data.get("enable") and info.data.get("discovery") == "dns" and not value.name:
             raise ValueError("allowed is cluster.dns.name = a name in DNS with cluster.discovery = dns")
+        return value
+
+    @field_validator("k8s")
+    @classmethod
+    def _k8s(cls, value: Kubernetes, info: ValidationInfo) -> Kubernetes:
+        if info.data.get("enable") and info.data.get("discovery") == "k8s" and not value.service_name:
+            raise ValueError("allowed is cluster.k8s.service_name = the name of a service with cluster.discovery = k8s")
         return value
 
     @field_validator("static")
@@ -386,9 +417,9 @@ class Cluster(Section):
     def _core_endpoints(cls, value: Etcd, info: ValidationInfo) -> Etcd:
         if value.endpoints and _mode_of(info) == "managed":
             raise ValueError("allowed is cluster.etcd.endpoints only with cluster.core.mode = external")
-        is_found = info.data.get("discovery") == "dns"
+        is_found = info.data.get("discovery") in FOUND
         if value.endpoints and is_found and _mode_of(info) == "external":
-            raise ValueError("allowed is no cluster.etcd.endpoints with cluster.discovery = dns")
+            raise ValueError(f"allowed is no cluster.etcd.endpoints with cluster.discovery = {info.data['discovery']}")
         if _mode_of(info) == "external" and not value.endpoints and not is_found:
             raise ValueError(f"allowed is cluster.etcd.endpoints = {ENDPOINTS_HELP} with cluster.core.mode = external")
         return value
@@ -424,11 +455,16 @@ class Cluster(Section):
         return self.enable and self.core.mode == "managed"
 
     @property
+    def is_discovered(self) -> bool:
+        """Whether DNS or Kubernetes knows where etcd is."""
+        return self.has_core and self.discovery in FOUND
+
+    @property
     def missing(self) -> str | None:
         """An error message that names missing packages; None if the core can be used."""
         if not self.has_core:
             return None
-        wanted = (*PACKAGES, "dns") if self.discovery == "dns" else PACKAGES
+        wanted = (*PACKAGES, *{"dns": ("dns",), "k8s": ("dns", "aiohttp")}.get(self.discovery, ()))
         return missing_packages(f"cluster.core.mode = {self.core.mode}", wanted, "cluster")
 
     @property

@@ -1,34 +1,20 @@
-"""Discovery by DNS: where etcd is. It never decides membership."""
+"""Look-ups in DNS, by which a node finds etcd."""
 
 from contextlib import suppress
 
 from dns import asyncresolver, resolver
 from dns.exception import DNSException
 
-from shardbroker.config.cluster import Cluster
-from shardbroker.config.listeners import parse_address
-
-__all__ = ["DiscoveryError", "discovered", "looked_up"]
+__all__ = ["ENDPOINTS_MAX", "LOOKUP_S", "DiscoveryError", "looked_up"]
 
 LOOKUP_S = 5.0
 """Longest time of a look-up."""
 ENDPOINTS_MAX = 16
 """Endpoints that are used of an answer."""
-ETCD_PORT = 2379
-"""Of etcd for clients, if a record has no port and nodes do not run it."""
 
 
 class DiscoveryError(Exception):
-    """DNS has no usable answer; the text is for the log."""
-
-
-async def discovered(cluster: Cluster) -> list[str]:
-    """Returns where etcd is by `cluster.dns`, without an order of their own. Raises DiscoveryError."""
-    port = parse_address(cluster.core.bind)[1] if cluster.is_managed else ETCD_PORT
-    found = await looked_up(cluster.dns.name, cluster.dns.record_type, port)
-    is_secure = cluster.tls.enable if cluster.is_managed else bool(cluster.etcd.tls.cacertfile or cluster.etcd.tls.certfile)
-    scheme = "https" if is_secure else "http"
-    return [f"{scheme}://{f'[{host}]' if ':' in host else host}:{number}" for host, number in found]
+    """There is no usable answer; the text is for the log."""
 
 
 async def looked_up(name: str, record_type: str, port: int) -> list[tuple[str, int]]:

@@ -9,10 +9,11 @@ from shardbroker.cluster.core import NODE_ID_MAX, CoreKeys, CoreTable, value_of
 from shardbroker.config.cluster import Cluster
 from shardbroker.logs.phrases import print_line
 from shardbroker.membership.core_file import CorePlan, endpoints_of, read_plan, write_plan
-from shardbroker.membership.discovery import DiscoveryError, discovered
+from shardbroker.membership.discovery import DiscoveryError
 from shardbroker.membership.etcd import Etcd, EtcdError, EtcdUnavailable, KeyValue, absent, delete_op, put_op, unchanged
 from shardbroker.membership.etcd import end_of_prefix as end_of
 from shardbroker.membership.managed import ManagedEtcd
+from shardbroker.membership.strategies import discovered
 from shardbroker.stores.node_file import Enrolled
 
 __all__ = ["EnrolmentError", "client_of", "enrol", "keys_of", "plain", "run_enrolment"]
@@ -125,7 +126,7 @@ async def _run(cluster: Cluster, wanted: int, name: str, address: str, uuid: byt
 
 
 async def _discover(etcd: Etcd, cluster: Cluster, name: str, data_dir: Path) -> None:
-    """Uses what DNS has, and notes it for the processes of this start. Raises DiscoveryError, EnrolmentError."""
+    """Uses what is found, and notes it for the processes of this start. Raises DiscoveryError, EnrolmentError."""
     plan = CorePlan(tuple(await discovered(cluster)))
     if plan.endpoints == read_plan(data_dir).endpoints:
         return
@@ -139,7 +140,7 @@ async def _discover(etcd: Etcd, cluster: Cluster, name: str, data_dir: Path) -> 
 async def _enrol_in_time(cluster: Cluster, wanted: int, name: str, address: str, uuid: bytes, data_dir: Path) -> Enrolled:
     keys, deadline = keys_of(cluster), asyncio.get_running_loop().time() + cluster.join_timeout
     place, files = ("cluster.core.members", "cluster.tls") if cluster.is_managed else ("cluster.etcd.endpoints", "cluster.etcd.tls")
-    place = "cluster.discovery" if cluster.discovery == "dns" else place
+    place = "cluster.discovery" if cluster.is_discovered else place
     try:
         etcd = client_of(cluster, name, data_dir)
     except EtcdError as error:
@@ -147,7 +148,7 @@ async def _enrol_in_time(cluster: Cluster, wanted: int, name: str, address: str,
     try:
         while True:
             try:
-                if cluster.discovery == "dns":
+                if cluster.is_discovered:
                     await _discover(etcd, cluster, name, data_dir)
                 return await enrol(etcd, keys, wanted, name, address, uuid)
             except (EtcdUnavailable, DiscoveryError) as error:

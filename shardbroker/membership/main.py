@@ -27,7 +27,7 @@ from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
 from shardbroker.membership.changes import CoreChanges, CoreRefused, peer_of
 from shardbroker.membership.core_file import CorePlan, endpoints_of, etcd_dir, has_data, own_member, read_plan, write_plan
-from shardbroker.membership.discovery import DiscoveryError, discovered
+from shardbroker.membership.discovery import DiscoveryError
 from shardbroker.membership.enrolment import client_of, keys_of, plain
 from shardbroker.membership.etcd import (
     EtcdError,
@@ -41,6 +41,7 @@ from shardbroker.membership.etcd import (
     unchanged,
 )
 from shardbroker.membership.managed import ManagedEtcd
+from shardbroker.membership.strategies import discovered
 from shardbroker.stores.files import replace_file
 from shm.counters import Counters, ProcessState
 from shm.roles import CLUSTER
@@ -284,8 +285,8 @@ class _Membership:
             await asyncio.sleep(CORE_S)
 
     async def _discover(self) -> None:
-        """Looks for the core again, if that is found by DNS."""
-        if self._settings.discovery != "dns":
+        """Looks for the core again, if that is found by DNS or Kubernetes."""
+        if not self._settings.is_discovered:
             return
         try:
             found = await discovered(self._settings)

@@ -8,7 +8,8 @@ import pytest
 from dns import asyncresolver
 
 from shardbroker.config.cluster import Cluster
-from shardbroker.membership.discovery import ENDPOINTS_MAX, DiscoveryError, discovered, looked_up
+from shardbroker.membership.discovery import ENDPOINTS_MAX, DiscoveryError, looked_up
+from shardbroker.membership.strategies import discovered
 from tests.harness.broker import free_port
 from tests.servers.dns import dns
 
