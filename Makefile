@@ -13,7 +13,7 @@ SANITIZED := $(CURDIR)/$(BIN)/python -m fuzz.sanitizers
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
 .PHONY: always downloads in-time packages packages-to-serve packages-to-fuzz install tools spark serve test test-bridges test-cluster \
-    test-databases test-pages test-spark examples conformance lint types fuzz asan sim torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel clean
+    test-databases test-pages test-spark examples conformance lint types fuzz asan sim torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel deb clean
 
 install: $(VENV)/.installed
 
@@ -202,6 +202,10 @@ wheel: tools
 	rm -rf build/wheel
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel . ./spark
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --strip --wheel-dir dist build/wheel/*.whl
+
+# dist/*.deb: the broker with all that it needs, for Debian with this machine's Python.
+deb: tools
+	$(BIN)/python scripts/deb.py
 
 clean:
 	rm -rf build dist *.egg-info

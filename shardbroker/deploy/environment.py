@@ -78,11 +78,12 @@ def _version(python: Path) -> str:
     return done.stdout.strip() or f"that prints {done.stderr.strip().splitlines()[-1:] or 'nothing'}"
 
 
-def plan() -> Plan:
-    """Returns the files to copy: the broker and all its requirements. Raises CopyError."""
+def plan(export: bool = True) -> Plan:
+    """Returns the files to copy: the broker and all its requirements, those of `shardbroker export` too if they are wanted. Raises
+    CopyError."""
     found: Plan = {}
     own = Path(__file__).parents[2]
-    needed = _needed()
+    needed = _needed([PROGRAM, EXPORT] if export else [PROGRAM])
     folders = [own / package for package in OWN_PACKAGES]
     if any(one.name == EXPORT for one in needed):
         folders.append(own / "spark" / EXPORT.replace("-", "_"))
@@ -99,9 +100,9 @@ def plan() -> Plan:
     return found
 
 
-def _needed() -> list[Distribution]:
+def _needed(pending: list[str]) -> list[Distribution]:
     """Returns the distribution itself (for its version) and all its installed requirements, including those of installed extras."""
-    pending, seen = [PROGRAM, EXPORT], {}
+    seen: dict[str, Distribution] = {}
     while pending:
         name = pending.pop()
         key = name.lower().replace("_", "-")

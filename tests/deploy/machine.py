@@ -9,6 +9,7 @@ import time
 from functools import cache
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import psutil
 
@@ -74,10 +75,12 @@ class Machine:
         self._output.close()
         os.rmdir(self._view)
 
-    def run(self, *command: str, check: bool = True, timeout_s: float = 60.0) -> "subprocess.CompletedProcess[str]":
+    def run(
+        self, *command: str, check: bool = True, timeout_s: float = 60.0, stdin: "IO[bytes] | int" = subprocess.DEVNULL
+    ) -> "subprocess.CompletedProcess[str]":
         """A command on the machine."""
         done = subprocess.run(
-            self._inside(command), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=timeout_s,
+            self._inside(command), capture_output=True, text=True, check=False, stdin=stdin, timeout=timeout_s,
             env=os.environ | ENVIRONMENT,
         )  # fmt: skip
         assert not check or done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
