@@ -17,10 +17,16 @@ SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: $(SOURCES) | packages-to-serve
+# Only what has changed is compiled. pip, which would compile everything again, finds it done.
+$(VENV)/.compiled: $(SOURCES) | packages-to-serve
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip "setuptools>=80" "Cython>=3.3,<3.4"
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[dashboard,auth,redis,postgresql,mysql,mongodb,cassandra,dynamodb,s3,kafka,pulsar,exhook,cluster,rules]"
+	$(BIN)/python setup.py -q build_ext --inplace
+	touch $@
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/.compiled
+	@echo "installing the broker's requirements"
+	SHARDBROKER_COMPILED=1 $(BIN)/pip install --quiet --no-build-isolation --editable ".[dashboard,auth,redis,postgresql,mysql,mongodb,cassandra,dynamodb,s3,kafka,pulsar,exhook,cluster,rules]"
 	touch $@
 
 # System packages of all verbs; the others install theirs by themselves where they may (see the script).
@@ -39,10 +45,9 @@ tools: $(VENV)/.tools
 $(VENV)/.left-out: always
 	@PYTHON="$(PYTHON)" scripts/packages tools $@
 
-$(VENV)/.tools: $(SOURCES) $(VENV)/.left-out
-	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip "setuptools>=80" "Cython>=3.3,<3.4"
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[test,dev$$(grep -q ^ldap: $(VENV)/.left-out || echo ,ldap)]"
+$(VENV)/.tools: pyproject.toml $(VENV)/.left-out | $(VENV)/.compiled
+	@echo "installing requirements of the broker, its tests and its builds"
+	SHARDBROKER_COMPILED=1 $(BIN)/pip install --quiet --no-build-isolation --editable ".[test,dev$$(grep -q ^ldap: $(VENV)/.left-out || echo ,ldap)]"
 	touch $(VENV)/.installed $@
 
 # Spark, and the package that reads journals with it; needs Java 17.
@@ -210,4 +215,4 @@ deb: tools
 clean:
 	rm -rf build dist *.egg-info
 	find shardbroker acceptor shm perf spark -name '*.so' -delete -o -name '*.c' -delete
-	rm -f $(VENV)/.installed $(VENV)/.tools $(VENV)/.left-out
+	rm -f $(VENV)/.compiled $(VENV)/.installed $(VENV)/.tools $(VENV)/.left-out

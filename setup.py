@@ -2,16 +2,21 @@
 
 SHARDBROKER_DEBUG=1 turns bounds checks, initialisation checks and assertions on (``make debug``).
 SHARDBROKER_SANITIZE=1, with CC=clang, builds what ``make asan`` and ``make fuzz`` run: see fuzz/README.md.
+SHARDBROKER_COMPILED=1 leaves out what ``build_ext --inplace`` has built: pip would compile it again, in a directory of its own.
 """
 
 import os
+import sys
+from itertools import count
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 DEBUG = os.environ.get("SHARDBROKER_DEBUG") == "1"
 SANITIZE = os.environ.get("SHARDBROKER_SANITIZE") == "1"
+COMPILED = os.environ.get("SHARDBROKER_COMPILED") == "1"
 PACKAGES = ("shardbroker", "acceptor", "shm") if SANITIZE else ("shardbroker", "acceptor", "shm", "perf")
 PARSERS = [
     Path("acceptor/proxy.py"), *(Path(f"shardbroker/gateways/{name}/codec.py") for name in ("coap", "mqttsn", "stomp")),
@@ -30,14 +35,29 @@ DIRECTIVES = {
 SANITIZERS = ["-fsanitize=address,undefined,fuzzer-no-link", "-fno-sanitize-recover=undefined", "-shared-libasan"]
 if SANITIZE:
     COMPILE_ARGS = ["-O1", "-gline-tables-only", "-UNDEBUG", "-fno-omit-frame-pointer", "-w", *SANITIZERS]
+elif DEBUG:
+    COMPILE_ARGS = ["-O1", "-g1", "-UNDEBUG", "-w"]
 else:
-    COMPILE_ARGS = ["-O1", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-DCYTHON_WITHOUT_ASSERTIONS"]
+    COMPILE_ARGS = ["-O3", "-g0", "-w", "-DCYTHON_WITHOUT_ASSERTIONS"]
 LINK_ARGS = SANITIZERS if SANITIZE else []
+JOBS = len(os.sched_getaffinity(0))
 
 
-def extensions() -> list[Extension]:
-    sources = sorted(path for package in PACKAGES for path in Path(package).rglob("*.pyx"))
-    return compiled(sources, DIRECTIVES) + (compiled(PARSERS, {"annotation_typing": False}) if SANITIZE else [])
+class Build(build_ext):
+    """Compiles the largest modules first, so that the last ones are short, and reports progress."""
+
+    def build_extensions(self):
+        self.extensions.sort(key=lambda one: -os.path.getsize(one.sources[0]))
+        self.numbers = count(1)
+        super().build_extensions()
+
+    def build_extension(self, ext):
+        module = Path(self.get_ext_fullpath(ext.name))
+        before = module.stat().st_mtime_ns if module.exists() else 0
+        super().build_extension(ext)  # does nothing if the module is newer than its sources
+        number = next(self.numbers)
+        if module.stat().st_mtime_ns != before:
+            sys.stdout.write(f"[{number}/{len(self.extensions)}] compiled {ext.name}\n")  # at once: threads print here
 
 
 def compiled(sources: list[Path], directives: dict[str, object]) -> list[Extension]:
@@ -45,10 +65,12 @@ def compiled(sources: list[Path], directives: dict[str, object]) -> list[Extensi
         Extension(".".join(path.with_suffix("").parts), [str(path)], extra_compile_args=COMPILE_ARGS, extra_link_args=LINK_ARGS)
         for path in sources
     ]
-    return list(cythonize(modules, compiler_directives=directives, nthreads=os.cpu_count() or 1, force=DEBUG))
+    return list(cythonize(modules, compiler_directives=directives, nthreads=JOBS, force=DEBUG))
 
 
-setup(
-    ext_modules=extensions(),
-    options={"build_ext": {"parallel": os.cpu_count() or 1}},
-)
+def extensions() -> list[Extension]:
+    sources = sorted(path for package in PACKAGES for path in Path(package).rglob("*.pyx"))
+    return compiled(sources, DIRECTIVES) + (compiled(PARSERS, {"annotation_typing": False}) if SANITIZE else [])
+
+
+setup(ext_modules=[] if COMPILED else extensions(), cmdclass={"build_ext": Build}, options={"build_ext": {"parallel": JOBS}})

@@ -128,6 +128,7 @@ def machine() -> Iterator[Machine]:
         pytest.skip(f"needs {', '.join(wanting)}")
     with Machine() as booted:
         # As `make install` and `make spark` leave it; only what the pages make is made anew.
+        booted.run("touch", str(ROOT / ".venv/.compiled"))
         booted.run("touch", str(ROOT / ".venv/.installed"))
         booted.run("touch", str(ROOT / ".venv/.spark"))
         booted.run("sh", "-c", f"mkdir /run/spark && printf '{SPARK}' >/run/spark/spark-defaults.conf")
