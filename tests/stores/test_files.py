@@ -25,6 +25,7 @@ OTHERWISE = {
         "flows/cursors.py": "a file is set aside",
         "deploy/installing.py": "a directory takes the place of another",
         "journal/writer.pyx": "a file is set aside",
+        "membership/main.py": "a directory is set aside",
         "management/snapshots.py": "a directory that has been filled; it is synced",
         "stores/files.py": "the helper itself",
         "stores/retained.py": "a file is set aside",
