@@ -21,10 +21,12 @@ from shardbroker.journal.schema import Kind
 from shardbroker.rules.payload import Payload
 from shardbroker.rules.values import EvaluationError
 
-__all__ = ["ROWS_TOGETHER", "LateReader", "row_of"]
+__all__ = ["BYTES_TOGETHER", "ROWS_TOGETHER", "LateReader", "row_of"]
 
 ROWS_TOGETHER = 256
 """Rows of an action that are admitted together: its lock is also that of the thread that writes batches."""
+BYTES_TOGETHER = 1 << 20
+"""Memory of these rows, about: it is none of the buffer's until then."""
 
 
 def row_of(values: Any, columns: dict[str, Any], journal: str, position: int, number: int, node: str) -> Row:
@@ -107,7 +109,8 @@ class LateReader:
         action, at = self._action, self._at
         most = min(max(action.buffer.room, 1), ROWS_TOGETHER)
         rows: list[tuple[int, Row]] = []
-        while at < end and len(rows) < most:
+        size = 0
+        while at < end and len(rows) < most and size < BYTES_TOGETHER:
             record = batch.records[at]
             if record[1] == Kind.PUBLISHER:
                 if rows:
@@ -115,7 +118,9 @@ class LateReader:
                 self.feed.note_publisher(batch.segment, record[2], record[3])
             elif batch.time_us >= self._since_us:
                 for number, (values, columns) in enumerate(self._rows(record, batch.time_us)):
-                    rows.append((at, row_of(values, columns, self.journal, record[0], number, self._node)))
+                    row = row_of(values, columns, self.journal, record[0], number, self._node)
+                    rows.append((at, row))
+                    size += row.size
             at += 1
         now_s = time.monotonic()
         with action.lock:

@@ -29,7 +29,7 @@ from shardbroker.flows.sinks.definitions import (
     read_definitions,
     settings_of,
 )  # fmt: skip
-from shardbroker.flows.sinks.late import ROWS_TOGETHER, LateReader, row_of
+from shardbroker.flows.sinks.late import BYTES_TOGETHER, ROWS_TOGETHER, LateReader, row_of
 from shardbroker.flows.sinks.limits import Limits
 from shardbroker.flows.sinks.origin import origin_of
 from shardbroker.flows.sinks.row import Row
@@ -73,7 +73,8 @@ class _Entry:
         self.number = 0
         """Rows of the record at `place`, less one."""
         self.rows: list[Row] = []
-        """Rows that are admitted soon."""
+        """Rows that are admitted soon, and `size`: their memory."""
+        self.size = 0
 
     def cursors(self) -> dict[str, Cursor]:
         """Returns journal -> what is done for good."""
@@ -148,14 +149,16 @@ class Sinks:
         if action.wants(journal, position):
             if not entry.rows:
                 self._filled.append(entry)
-            entry.rows.append(row_of(values, columns, journal, position, entry.number, self._node))
-            if len(entry.rows) >= ROWS_TOGETHER:
+            row = row_of(values, columns, journal, position, entry.number, self._node)
+            entry.rows.append(row)
+            entry.size += row.size
+            if len(entry.rows) >= ROWS_TOGETHER or entry.size >= BYTES_TOGETHER:
                 self._admit_rows(entry)
         return ""
 
     def _admit_rows(self, entry: _Entry) -> None:
         action, rows, now_s = entry.action, entry.rows, time.monotonic()
-        entry.rows = []
+        entry.rows, entry.size = [], 0
         with action.lock:
             for row in rows:
                 action.admit_live(row, now_s)
