@@ -172,6 +172,8 @@ cdef class BufferRecorder(Recorder):
             fields |= {"floor": _packed(seen.passed.ids), "base": _packed((seen.base,)), "forgotten": _packed(seen.forgotten.ids)}
             if place.merged:
                 fields["merged"] = b"".join([MERGED.pack(*one) for one in sorted(place.merged)])
+        if place.mixed:
+            fields["mixed"] = 1
         self.name(session)
         self.add(Kind.PLACED, fields)
         if seen is None:

@@ -236,7 +236,7 @@ FIELDS: Mapping[Kind, tuple[tuple[str, Field], ...]] = {
     Kind.ARRIVED: (("origin", _UINT), ("stream", _UINT), ("position", _UINT), ("over", _MAYBE)),
     Kind.PLACED: (
         ("session", _UINT), ("state", _UINT), ("generation", _UINT), ("stamp", _UINT), ("clean_stamp", _UINT), ("peer", _UINT),
-        ("granted", _UINT), ("floor", _BYTES), ("base", _BYTES), ("forgotten", _BYTES), ("merged", _BYTES),
+        ("granted", _UINT), ("floor", _BYTES), ("base", _BYTES), ("forgotten", _BYTES), ("merged", _BYTES), ("mixed", _MAYBE),
     ),
     Kind.SEEN: (("session", _UINT), ("ids", _BYTES)),
     Kind.PUBLISHER: (("client_id", _BYTES), ("details", _MAP)),

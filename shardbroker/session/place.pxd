@@ -3,7 +3,7 @@
 `seen` is a shardbroker.cluster.merge.SeenIds. Its ids are those of messages with another first half: a stamp of the hybrid clock (ms
 shifted by 16 bits) in place of microseconds, so that ids compare with stamps. Both orders are the same.
 """
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint64_t
 
 from shardbroker.session.mqueue cimport MQueue
 
@@ -29,9 +29,13 @@ cdef class Place:
     cdef public object seen                # None: every message is taken
     cdef public frozenset merged           # (node, number there) of the stale sessions that were merged into this one
     cdef public set given                  # MOVING: ids of what was exported; else None
+    cdef public bint mixed                 # the client may have been at another session of its id, which this one has replaced
+    cdef uint16_t to_release               # so many messages of QoS 2 still need `Session.release_first`
+    cdef bint released                     # one had it: PUBCOMP may arrive before PUBREC
     cdef MQueue behind                     # OWNED: what arrives before the tail of the former node has; sent behind it. None: nothing is held
     cdef readonly bint watched             # the router is asked about each message: `seen` is set, or the session is not owned
 
+    cdef void doubt(self) noexcept         # the client may have packet ids of another session
     cdef int watch(self) except -1         # sets `watched`; to be called after a change of `state` or `seen`
 
 

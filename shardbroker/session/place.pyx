@@ -10,12 +10,13 @@ MERGED = Struct("<BQ")
 cdef enum:
     US_A_MS = 1000
     COUNTER_BITS = 16                      # of a stamp, see shardbroker/cluster/clock.py
+    PACKET_IDS = 65_535
 
 
 cdef class Place:
     """state, generation: of the session at this node. seen: shardbroker.cluster.merge.SeenIds, or None."""
 
-    def __init__(self, state=0, generation=0, stamp=0, clean_stamp=0, peer=0, granted=0, seen=None, merged=frozenset()):
+    def __init__(self, state=0, generation=0, stamp=0, clean_stamp=0, peer=0, granted=0, seen=None, merged=frozenset(), mixed=False):
         self.state = state
         self.generation = generation
         self.stamp = stamp
@@ -24,7 +25,11 @@ cdef class Place:
         self.granted = granted
         self.seen = seen
         self.merged = merged
+        self.mixed = mixed
         self.watch()
+
+    cdef void doubt(self) noexcept:
+        self.to_release = PACKET_IDS
 
     cdef int watch(self) except -1:
         self.watched = self.seen is not None or self.state != 0

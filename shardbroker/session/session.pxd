@@ -99,6 +99,7 @@ cdef class Session(Subscriber):
     cdef void complete(self, Delivery* slot) noexcept
     cdef bint has_room(self) noexcept
     cdef int send_pubrel(self, uint16_t packet_id) except -1
+    cdef int release_first(self, uint16_t packet_id) except -1
     cdef int resend_on_resume(self) except -1
     cdef int resend_held(self) except -1
     cdef int resend_late(self) except -1

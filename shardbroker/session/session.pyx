@@ -146,6 +146,8 @@ cdef class Session(Subscriber):
         if self.window is None:
             self.window = DeliveryRing.__new__(DeliveryRing)
         packet_id = self.packet_id_at(self.window.count)
+        if qos == 2 and self.place is not None and self.place.to_release:
+            self.release_first(<uint16_t>packet_id)
         if not self.link.write_publish(publication, qos, retain, False, <uint16_t>packet_id, ids):
             return False                   # as if it had been sent [MQTT-3.1.2-25]
         self.push_slot(publication.keep(), <uint16_t>packet_id, qos, retain, ids, share)
@@ -362,7 +364,7 @@ cdef class Session(Subscriber):
     cdef bint pubcomp(self, uint16_t packet_id) except -1:
         cdef Delivery* slot = self.in_window(packet_id)
         if slot == NULL or slot.state != AWAITING_PUBCOMP:
-            return False
+            return self.place is not None and self.place.released       # of `release_first`
         self.context.count(MESSAGES_ACKED)
         if self.logged:
             self.context.recorder.acknowledged(self, packet_id, PUBCOMP, 0)
@@ -385,6 +387,15 @@ cdef class Session(Subscriber):
         if self.context.watch:
             self.context.watcher.acked(self.link, PUBREL_FIRST, packet_id, 0, None)
         return 0
+
+    cdef int release_first(self, uint16_t packet_id) except -1:
+        """Releases a packet id that the client may hold from another session of its client id, on the other side of a split of a
+        cluster: it would take the next message of QoS 2 with this id for one that it has had [MQTT-4.3.3-10]."""
+        self.place.to_release -= 1
+        if not self.place.to_release:
+            self.place.mixed = False
+        self.place.released = True
+        return self.send_pubrel(packet_id)
 
     # --- QoS 2 from the client ---------------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ cdef class ClusterSessions(SessionClaims):
     cdef uint64_t tick_ms                  # when the cores are called next
     # Ids of messages that sessions have had: noted while another session of a client id may exist
     cdef readonly dict noting              # session key -> Session with Place.seen
+    cdef dict doubted                      # session key -> Session: resumed while its client may have had another one
     cdef bint watching                     # sessions without `seen` may be watched
     cdef list to_sweep                     # of these, those that are looked at next
     cdef uint64_t sweep_ms                 # when the next round begins
@@ -60,6 +61,8 @@ cdef class ClusterSessions(SessionClaims):
     cdef int check_again(self, Channel channel, object packet) except -1
     cdef int take_view(self, object view) except -1
     cdef int note_ids(self, Session session, object seen) except -1
+    cdef int doubt(self, Session session) except -1
+    cdef int trust(self) except -1
     cdef int sweep(self) except -1
     cdef Session late_session(self, uint64_t uid)
     # Outputs

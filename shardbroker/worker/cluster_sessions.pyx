@@ -22,6 +22,7 @@ from shm.counters cimport SESSIONS_COUNT
 
 from collections import deque
 from functools import partial
+from random import randrange
 
 import cbor2
 
@@ -71,6 +72,7 @@ REASONS = {0x88: "session is at a node that is not reachable", 0x8E: "session ta
 """Reason strings of CONNACK; the reason codes are those of cluster/claims.py."""
 
 cdef enum:
+    PACKET_IDS_END = 65_536
     STAMP_BITS = 16                        # of a counter below the ms of a stamp, see shardbroker/cluster/clock.py
 
 
@@ -90,6 +92,7 @@ cdef class ClusterSessions(SessionClaims):
         self.outgoing = deque()
         self.changed = set()
         self.noting = {}
+        self.doubted = {}
         self.watching = True
         self.to_sweep = []
         self.exclusive = ClusterExclusive(router, self.core, cluster, workers, self.run, self.post)
@@ -180,6 +183,7 @@ cdef class ClusterSessions(SessionClaims):
                 self.exclusive.tick()
             except Exception as error:
                 self.router.log_failure(log_line("periodic work failed"), error)
+            self.trust()
             self.sweep()
 
     def flush(self) -> None:
@@ -344,6 +348,8 @@ cdef class ClusterSessions(SessionClaims):
             channel = found[0]
             late = channel.claiming
             channel.claiming = False
+            if present:
+                self.doubt(session)
             if late and present and channel.access is not None and channel.access.login is not None \
                     and not (<Authorization>channel.access).unchecked():
                 self.disconnected(session)
@@ -422,6 +428,28 @@ cdef class ClusterSessions(SessionClaims):
         session.place.seen = seen
         session.place.watch()
         self.noting[session.key] = session
+        return 0
+
+    cdef int doubt(self, Session session) except -1:
+        """Takes a client that returns. It may come from another session of its id: one that was merged into this one, or one that
+        is not known here yet."""
+        cdef Place place = session.place
+        if not place.mixed:
+            if self.core.claims.is_settled(self.router.now_ms):
+                return 0
+            self.doubted[session.key] = session
+        place.doubt()
+        return 0
+
+    cdef int trust(self) except -1:
+        """Ends doubts once each other session has been found."""
+        cdef Session session
+        if not self.doubted or not self.core.claims.is_settled(self.router.now_ms):
+            return 0
+        for session in self.doubted.values():
+            if not session.place.mixed:
+                session.place.to_release = 0
+        self.doubted.clear()
         return 0
 
     cdef int sweep(self) except -1:
@@ -521,6 +549,8 @@ cdef class ClusterSessions(SessionClaims):
             self.end(session)
         session = self.router.create_session(client_id)
         session.place = Place(OWNED, output.generation)
+        # Beside another session of its client id, what it sends again is not taken for a message of that one.
+        session.first_id = randrange(1, PACKET_IDS_END)
         if output.base:
             self.note_ids(session, SeenIds((), id_floor(output.base)))
         elif not self.linked_ms:
@@ -551,7 +581,7 @@ cdef class ClusterSessions(SessionClaims):
             return 0
         if old is not None:
             self.end(old)
-        place = session.place = Place(OWNED, output.generation, 0, seen.clean_stamp)
+        place = session.place = Place(OWNED, output.generation, 0, seen.clean_stamp, mixed=seen.mixed)
         self.note_ids(session, SeenIds(seen.passed, seen.base, seen.ids, seen.forgotten))
         for one in ids_of(session, True):
             place.seen.add(one)
@@ -603,6 +633,8 @@ cdef class ClusterSessions(SessionClaims):
             self.merging = False
         if tail.is_last:
             place.merged |= {(node, tail.uid)}
+        is_new |= tail.is_stale and not place.mixed
+        place.mixed |= tail.is_stale
         if is_new or tail.is_last or place.seen.base != base:
             self.record(session)
         self.perform(self.core.deliver(self.core.claims.merged(node, tail), now_ms, now_ms))
@@ -703,7 +735,7 @@ cdef class ClusterSessions(SessionClaims):
         for one in (*self.router.passed.ids(), seen_id(last.id_high, last.id_low)):
             passed.note(one)
         ids = [one for one in seen.ids if one not in place.given]
-        return SeenBefore(place.clean_stamp, seen.base, passed.ids, seen.forgotten.ids, ids)
+        return SeenBefore(place.clean_stamp, seen.base, passed.ids, seen.forgotten.ids, ids, place.mixed)
 
     cdef object outgoing_bytes(self):
         return sum([len(getattr(message, "body", b"")) for _, _, message in self.outgoing])
@@ -729,6 +761,7 @@ cdef class ClusterSessions(SessionClaims):
         cdef Subscription subscription
         cdef uint8_t logged = session.logged
         place.state, place.given, place.granted, place.peer = OWNED, None, 0, 0
+        place.mixed = True                 # the other node may have served its client
         place.watch()
         self.gone.pop(session.key, None)
         self.enter(session)

@@ -30,7 +30,7 @@ MOST_LEVELS = 65535
 """Of a topic: the limit of a listener applied when it was published."""
 SEEN_IDS_MAX = 20_000
 """Ids of one kind in a STATE: twice SEEN_MAX, as a later version may keep more."""
-_STATE = Struct("<BxxxIIIQ16s")
+_STATE = Struct("<B?xxIIIQ16s")
 _STATE_VERSION = 2
 _ID_BYTES = 16
 
@@ -226,12 +226,13 @@ class SeenBefore(NamedTuple):
     passed: list[int]
     forgotten: list[int]
     ids: list[int]
+    mixed: bool = False            # `Place.mixed`
 
 
 def encode_state(image: bytes, seen: SeenBefore) -> list[bytes] | None:
     """Returns the parts of a session: what it has seen, and its image (journal/images.pyx). None: it is too large to move."""
     counts = len(seen.ids), len(seen.passed), len(seen.forgotten)
-    head = _STATE.pack(_STATE_VERSION, *counts, seen.clean_stamp, seen.base.to_bytes(_ID_BYTES, "little"))
+    head = _STATE.pack(_STATE_VERSION, seen.mixed, *counts, seen.clean_stamp, seen.base.to_bytes(_ID_BYTES, "little"))
     state = head + b"".join([one.to_bytes(_ID_BYTES, "little") for one in (*seen.ids, *seen.passed, *seen.forgotten)]) + image
     if len(state) > STATE_BYTES_MAX:
         return None
@@ -243,7 +244,7 @@ def decode_state(parts) -> tuple[bytes, SeenBefore]:
     state = b"".join(parts)
     if len(state) < _STATE.size:
         raise ImageError(f"state: must have at least {_STATE.size} bytes, got {len(state)}")
-    version, count, passed, forgotten, clean_stamp, base = _STATE.unpack_from(state)
+    version, mixed, count, passed, forgotten, clean_stamp, base = _STATE.unpack_from(state)
     start = _STATE.size
     end = start + (count + passed + forgotten) * _ID_BYTES
     if version != _STATE_VERSION:
@@ -255,5 +256,5 @@ def decode_state(parts) -> tuple[bytes, SeenBefore]:
         raise ImageError(f"state: must have a clean stamp below 2**63, got {clean_stamp}")
     ids = [int.from_bytes(state[at:at + _ID_BYTES], "little") for at in range(start, end, _ID_BYTES)]
     seen = SeenBefore(
-        clean_stamp, int.from_bytes(base, "little"), ids[count:count + passed], ids[count + passed:], ids[:count])
+        clean_stamp, int.from_bytes(base, "little"), ids[count:count + passed], ids[count + passed:], ids[:count], mixed)
     return state[end:], seen

@@ -97,3 +97,17 @@ def test_the_ids_that_a_worker_has_dealt_with_are_those_of_its_journal(tmp_path:
     net.nodes[1].connect(CLIENT)
     [moved] = [one for one in places(topology, tmp_path / "n1") if one.state == SessionState.OWNED and one.seen is not None]
     assert last in moved.seen.passed and last + (1 << 64) not in moved.seen.passed
+
+
+def test_a_session_that_has_replaced_another_one_is_known_behind_a_restart(tmp_path: Path, topology: Topology) -> None:
+    """Its client may have packet ids of the other one."""
+    net = Net(tmp_path)
+    net.nodes[1].connect(CLIENT).subscribe("t", 2)
+    net.split(1, 2)
+    heir = net.nodes[2].connect(CLIENT)
+    net.run(6_000)
+    assert heir.connack() == (False, 0)
+    net.heal()
+    net.run(2 * SETTLE_MS)
+    (place,) = [place for place in places(topology, tmp_path / "n2") if place.state == SessionState.OWNED]
+    assert place.mixed

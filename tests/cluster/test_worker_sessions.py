@@ -319,6 +319,86 @@ def test_sessions_of_both_sides_of_a_split_are_merged(net: Net) -> None:
     assert sum(b"c" in node.router.sessions for node in net.nodes.values()) == 1
 
 
+class Device:
+    """A client that keeps its half of QoS 2 from one connection to the next."""
+
+    def __init__(self) -> None:
+        self.received: list[bytes] = []
+        self.held: set[int] = set()
+        """Packet ids without PUBREL."""
+
+    def take(self, session: Session, breaks_at: type[wire.Packet] | None = None) -> None:
+        """Takes what arrives, up to a packet of the type `breaks_at`."""
+        for _ in range(5):
+            for packet in session.take():
+                if breaks_at is not None and isinstance(packet, breaks_at):
+                    return
+                if isinstance(packet, wire.Publish):
+                    assert packet.packet_id is not None
+                    if packet.packet_id not in self.held:
+                        self.received.append(packet.payload)
+                    self.held.add(packet.packet_id)
+                    session.send(wire.pubrec(packet.packet_id))
+                elif isinstance(packet, wire.Pubrel):
+                    self.held.discard(packet.packet_id)
+                    session.send(wire.pubcomp(packet.packet_id))
+
+
+@pytest.fixture
+def _equal_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions of one client id begin with the same packet id."""
+    monkeypatch.setattr("shardbroker.worker.cluster_sessions.randrange", lambda *_: 1)
+
+
+@pytest.mark.usefixtures("_equal_ids")
+@pytest.mark.parametrize("when", ["in the split", "just healed", "merged", "connects again"])
+def test_a_client_that_returns_over_a_split_takes_no_new_message_for_an_old_one(net: Net, when: str) -> None:
+    """A message of QoS 2 of its session at node 2 lacks PUBREL when it returns to node 1, where the next one has the same id."""
+    device = Device()
+    first = net.nodes[1].connect("c")
+    first.subscribe("t", 2)
+    net.split(1, 2)
+    first.send(wire.disconnect())
+    second = net.nodes[2].connect("c")
+    net.run(6_000)
+    assert second.connack() == (False, 0)
+    second.subscribe("u", 2)
+    publishers = {number: node.connect(f"publisher{number}") for number, node in net.nodes.items()}
+    publishers[2].publish("u", b"there", 2)
+    device.take(second, breaks_at=wire.Pubrel)
+    assert device.held == {1}
+    second.send(wire.disconnect())
+    if when == "just healed":
+        net.heal()
+        net.run(100)
+    third = net.nodes[1].connect("c")
+    assert third.connack() == (True, 0)
+    if when in ("merged", "connects again"):
+        net.heal()
+        net.run(SETTLE_MS + 5_000)
+    if when == "connects again":
+        third.send(wire.disconnect())
+        third = net.nodes[1].connect("c")
+    publishers[1].publish("t", b"here", 2)
+    device.take(third)
+    assert device.received.count(b"here") == 1
+    assert not third.channel.is_closing
+
+
+def test_a_client_that_had_no_other_session_is_sent_no_pubrel_before_a_message(net: Net) -> None:
+    first = net.nodes[1].connect("c")
+    first.subscribe("t", 2)
+    first.send(wire.disconnect())
+    publisher = net.nodes[1].connect("publisher")
+    net.split(1, 2)
+    again = net.nodes[1].connect("c")
+    net.heal()
+    net.run(SETTLE_MS + 5_000)
+    again.take()
+    publisher.publish("t", b"x", 2)
+    assert [type(packet) for packet in again.take()] == [wire.Publish]
+
+
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_queue_that_needs_several_tails_is_merged_into_a_session_whose_client_is_slow(net: Net, qos: int) -> None:
     """What the other session has handed over is not what it has delivered: the queue of the winner keeps it."""

@@ -222,7 +222,8 @@ cdef class Replay(SessionReader):
             passed, base, forgotten = [unpacked(bytes_field(item, at)) for at in (8, 9, 10)]
             seen = SeenIds(passed, max(base, default=0), (), forgotten)
         merged = frozenset(MERGED.iter_unpack(field_or_none(item, 11) or b""))
-        place = self.places[item[1]] = Place(item[2], item[3], item[4], item[5], item[6], item[7], seen, merged)
+        mixed = bool(field_or_none(item, 12))
+        place = self.places[item[1]] = Place(item[2], item[3], item[4], item[5], item[6], item[7], seen, merged, mixed)
         if session is None:
             return
         session.place = place

@@ -56,6 +56,9 @@ STARTS = 5
 """Attempts to start a node."""
 FAULT_SHOWN = 4000
 """Characters of a failure that are printed."""
+BEFORE_S, AFTER_S = 30.0, 15.0
+"""Of the events that are printed before and after the acknowledgement of a lost message."""
+EVENTS_SHOWN = 2000
 HEAL_S = 240.0
 """Until all messages have arrived, on a machine with other work on it."""
 
@@ -67,7 +70,8 @@ class Publisher(threading.Thread):
         super().__init__(daemon=True)
         self.nodes, self.node, self.qos = nodes, node, qos
         self.topic = f"t/{qos}/{node}"
-        self.acknowledged: set[int] = set()
+        self.acknowledged: dict[int, float] = {}
+        """When each was, on the clock of the run."""
         self.ended = threading.Event()
         self.unanswered = 0
         self.codes: Counter[int] = Counter()
@@ -88,7 +92,7 @@ class Publisher(threading.Thread):
                             # No subscriber (0x10): each topic has some, so that is a fault. Others refuse the message.
                             self.codes[answer.code] += 1
                         if answer.code < REFUSED:
-                            self.acknowledged.add(number)
+                            self.acknowledged[number] = time.monotonic()
                         self.unanswered -= 1
                         time.sleep(PUBLISH_PAUSE_S)
             except (OSError, AssertionError, Closed):
@@ -106,26 +110,34 @@ class Receiver(threading.Thread):
         """CONNECTs behind the first one that have found no session."""
         self.moves = 0
         self.ended, self.is_ready, self.stays = threading.Event(), threading.Event(), threading.Event()
+        self.connects: list[tuple[float, str]] = []
+        """When, and what was found."""
         self._unreleased: set[int] = set()
+        self._is_subscribed = False
 
     def run(self) -> None:
         while not self.ended.is_set():
             node = self.home or self.rng.choice([*self.nodes.brokers])
             try:
                 with self.nodes.connect(node, self.name_, clean=False, timeout=60, properties=KEPT, auto_ack=False) as client:
-                    self._serve(client)
+                    self._serve(client, node)
             except (OSError, AssertionError, Closed):
                 time.sleep(0.1)
 
-    def _serve(self, client: Client) -> None:
+    def _serve(self, client: Client, node: int) -> None:
         if client.connack is None or client.connack.code:
             time.sleep(0.2)
             return
         self.moves += 1
+        found = "session" if client.connack.session_present else "no session"
+        self.connects.append((time.monotonic(), f"{self.name_} at node {node}: {found}"))
         if not client.connack.session_present:
             self.new_sessions += 1
             self._unreleased.clear()
+            self._is_subscribed = False
+        if not self._is_subscribed:
             client.subscribe([("t/#", 2)])
+            self._is_subscribed = True
             self.is_ready.set()
         until = time.monotonic() + self.rng.uniform(*STAY_S)
         while not self.ended.is_set() and (self.home or self.stays.is_set() or time.monotonic() < until):
@@ -137,6 +149,9 @@ class Receiver(threading.Thread):
                 assert packet.packet_id is not None
                 if packet.qos == 1 or packet.packet_id not in self._unreleased:
                     self.received[packet.topic, int(packet.payload)] += 1
+                elif not self.received[packet.topic, int(packet.payload)]:
+                    text = f"taken for an earlier message: {packet.topic} {packet.payload!r}, id {packet.packet_id}, at node {node}"
+                    self.connects.append((time.monotonic(), text))
                 if packet.qos == 2:
                     self._unreleased.add(packet.packet_id)
                 client.send_raw((wire.puback if packet.qos == 1 else wire.pubrec)(packet.packet_id))
@@ -155,6 +170,8 @@ class Outcome:
     unanswered: int = 0
     codes: Counter[int] = field(default_factory=Counter)
     """Reason codes of acknowledgements other than 0."""
+    history: list[tuple[float, str]] = field(default_factory=list)
+    """When something was killed, cut, healed or started."""
     moves: int = 0
     new_sessions: int = 0
     missing: dict[str, int] = field(default_factory=dict)
@@ -196,6 +213,7 @@ class Killer:
         if self._healed_at and now > self._healed_at:
             self.network.heal()
             self._healed_at = 0.0
+            self._note("healed")
         if "cut" in self.kinds and (rng.random() < CUT_SHARE or len(self.kinds) == 1):
             if not self._healed_at:
                 self._cut()
@@ -206,10 +224,15 @@ class Killer:
                 self._kill(rng.choice([*self.nodes.brokers]), is_whole, "" if is_whole else rng.choice(self.places))
         time.sleep(rng.uniform(*KILL_PAUSE_S))
 
+    def _note(self, text: str) -> None:
+        self.outcome.history.append((time.monotonic(), text))
+
     def _cut(self) -> None:
         nodes = self.rng.sample([*self.nodes.brokers], len(self.nodes.brokers))
         self.outcome.cuts += 1
-        match self.rng.choice(("halves", "one", "pair", "one way")):
+        kind = self.rng.choice(("halves", "one", "pair", "one way"))
+        self._note(f"cut {kind} {nodes}")
+        match kind:
             case "halves":
                 self.network.split(nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :])
             case "one":
@@ -229,6 +252,7 @@ class Killer:
             with suppress(ProcessLookupError):
                 os.killpg(broker.pid, signal.SIGKILL)
             self.outcome.kills["node"] += 1
+            self._note(f"killed node {node}")
             self._whole_again[node] = threading.Thread(target=self._start_again, args=(node, self.rng.uniform(*DOWN_S)))
             self._whole_again[node].start()
             return
@@ -237,6 +261,7 @@ class Killer:
                 with suppress(ProcessLookupError):
                     kill()
                 self.outcome.kills[place.partition("-")[0]] += 1
+                self._note(f"killed {place} of node {node}")
 
     def _start_again(self, node: int, pause_s: float) -> None:
         """Starts a node that was killed. On a busy machine it may be ready later than the harness waits: that is one more kill."""
@@ -248,6 +273,7 @@ class Killer:
                 time.sleep(pause_s)
                 try:
                     self.nodes.start([node])
+                    self._note(f"started node {node}")
                     return
                 except AssertionError:
                     if not left:
@@ -355,10 +381,21 @@ def _collect(publishers: list[Publisher], receivers: list[Receiver], outcome: Ou
         if lost := due - receiver.received.keys():
             outcome.missing[receiver.name_] = len(lost)
             print(f"{receiver.name_}, {receiver.new_sessions} new sessions: missing {_ranges(lost, due)}", flush=True)
+            found = (at for one in publishers for number, at in one.acknowledged.items() if (one.topic, number) in lost)
+            print(_chronicle(receiver, [*found], outcome.history), flush=True)
         twice = [one for one, times in receiver.received.copy().items() if times > 1 and one[0].startswith("t/2/")]
         if twice and not receiver.new_sessions:
             outcome.twice[receiver.name_] = len(twice)
             print(f"{receiver.name_}: twice {sorted(twice)[:10]}", flush=True)
+
+
+def _chronicle(receiver: Receiver, lost: list[float], history: list[tuple[float, str]]) -> str:
+    """Returns what happened around the times at which lost messages were acknowledged, in seconds from the first event."""
+    events = sorted([*history, *receiver.connects])
+    start = events[0][0] if events else 0.0
+    near = [event for event in events if any(-BEFORE_S < event[0] - time_ < AFTER_S for time_ in lost)]
+    shown = sorted([*near, *((time_, "LOST: acknowledged") for time_ in lost)])
+    return "\n".join(f"{time_ - start:10.3f} {text}" for time_, text in shown[:EVENTS_SHOWN])
 
 
 def _ranges(some: set[tuple[str, int]], all_: set[tuple[str, int]]) -> str:
