@@ -37,6 +37,7 @@ class Channel:
 CHANNELS = (
     Channel("handover", "acceptor", "worker", "acceptor.handover"),  # a packed header, with the socket of a client
     Channel("control", SUPERVISOR, "acceptor", "acceptor.control"),  # CBOR, with a listening socket; answered
+    Channel("successions", SUPERVISOR, "worker", "shardbroker.worker.handoff.protocol"),  # a mark, with the pair to a successor
     Channel("requests", "manager", SUPERVISOR, "shm.requests"),  # CBOR; answered
     Channel("notices", "acceptor", "manager", "acceptor.notices", socket.SOCK_DGRAM, shared=True),  # CBOR
     Channel("access", "worker", "integrations", "shardbroker.access.wire"),  # CBOR; answered

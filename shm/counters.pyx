@@ -236,15 +236,16 @@ cdef class Counters:
     cdef uint64_t* histogram_words(self, int number, int which) except NULL:
         return <uint64_t*>(<uint8_t*>self.at(number) + HISTOGRAMS_AT) + which * HISTOGRAM_WORDS
 
-    def reset_gauges(self, int number) -> None:
-        """Resets the gauges of a process that died or starts again: it has no connections."""
+    def reset_gauges(self, int number, bint sockets_too=True) -> None:
+        """Resets the gauges of a process that died or starts again: it has no connections, or with `sockets_too` False those that its
+        predecessor had."""
         cdef ListenerSockets* sockets = self.sockets_of(number)
         cdef int listener
         cdef uint64_t* values = <uint64_t*>(<uint8_t*>self.at(number) + LINE)
         cdef int gauge
         for gauge in GAUGE_NUMBERS:
             values[gauge] = 0
-        for listener in range(self.listeners):
+        for listener in range(self.listeners if sockets_too else 0):
             sockets[listener].balance -= sockets[listener].here
             sockets[listener].here = 0
 

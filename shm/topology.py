@@ -106,6 +106,8 @@ class Topology:
     """Address of this node among the members of its cluster."""
     cluster_uuid: bytes = b""
     """Uuid of the cluster; empty without one."""
+    predecessor: tuple[int, int] | None = None
+    """In a worker that replaces a running one: its end of the pair to it, and the other end, to be closed; None: it starts."""
     peer_ring_bytes: int = 0
     """Capacity of a ring from one worker to one peer, a power of two."""
 

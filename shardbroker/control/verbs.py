@@ -210,6 +210,12 @@ table(
         changes=True,
         rest=(Rest("POST /workers/{worker}/restart", "Node", "restart"),),
     ),
+    Verb(
+        "workers replace",
+        "Replaces the process of a worker without disconnecting its clients.",
+        OneWorker,
+        changes=True,
+    ),
     Verb("clients list", "Clients, and sessions without a connection.", ClientList, columns=CLIENT_COLUMNS),
     Verb(
         "clients show",

@@ -33,6 +33,10 @@ class Child:
     place: Place
     process: Any = None
     """None while no process fills the place."""
+    successor: Any = None
+    """The process that is about to replace `process`, or None."""
+    replaced_until: float = 0.0
+    """When a successor that has not replaced it is killed."""
     restart_at: float | None = None
     failed_starts: int = 0
     """Processes in a row that died before they were ready."""
@@ -51,12 +55,40 @@ class Child:
         """Forks a process. Raises OSError if the system has no resources for one."""
         self._started_at = time.monotonic()
         self.restart_at = None
+        self.process = self._fork(signals, topology)
+
+    def _fork(self, signals: StopSignals, topology: Topology) -> Any:
         gc.collect()
         gc.freeze()  # a collection in the new process would write to the pages of all objects, and so copy them
         process = multiprocess.get_context("fork").Process(target=_run, args=(self.place, os.getpid(), topology), name=self.title)
         with signals.held():
             process.start()
-        self.process = process
+        return process
+
+    def start_successor(self, signals: StopSignals, topology: Topology, longest_s: float) -> None:
+        """Forks a process that is to replace the one that runs. Raises OSError."""
+        self.replaced_until = time.monotonic() + longest_s
+        self.successor = self._fork(signals, topology)
+
+    def end_successor(self) -> str:
+        """Waits for a successor that is ending, and has replaced nothing; returns the cause of its end."""
+        self.successor.join()
+        cause = _cause(self.successor.exitcode)
+        self.successor.close()
+        self.successor = None
+        return cause
+
+    def promote(self) -> tuple[str, Line]:
+        """The process has ended, and its successor is in its place. Returns the level and text of a log line."""
+        self.process.join()
+        pid, code = self.process.pid, self.process.exitcode
+        self.process.close()
+        self.process, self.successor = self.successor, None
+        self._started_at = time.monotonic()
+        fields = {"process": self.title, "pid": pid, "successor": self.process.pid}
+        if code == 0:
+            return "INFO", log_line("process replaced", **fields)
+        return "ERROR", log_line("process died while it was replaced", **fields, cause=_cause(code))
 
     def bury(self, was_ready: bool, signed_off: bool) -> tuple[str, Line]:
         """Plans the restart of a process that has ended; returns the level and text of a log line.
@@ -74,8 +106,7 @@ class Child:
         times = {"age": f"{age:.1f}s", "restart_in": f"{delay_s:g}s"}
         if ordered:
             return "INFO", log_line("process ended", **fields, **times)
-        cause = f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
-        return "ERROR", log_line("process died", **fields, cause=cause, **times)
+        return "ERROR", log_line("process died", **fields, cause=_cause(code), **times)
 
     def plan_restart(self, age_s: float) -> float:
         """Schedules the restart of a process that lived for `age_s`; returns the delay."""
@@ -97,6 +128,10 @@ class Child:
         self.process.join()
         self.process.close()
         self.process = None
+
+
+def _cause(code: int) -> str:
+    return f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
 
 
 def _signal_name(number: int) -> str:

@@ -3,9 +3,12 @@
 import os
 import resource
 import signal
+import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
+from typing import Any
 
 from multiprocess.connection import wait
 
@@ -21,6 +24,7 @@ from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, se
 from shardbroker.supervisor.listeners import Listeners
 from shardbroker.supervisor.notify import LEAST_WATCHDOG_S, STATUS_S, Notifier, Watchdog
 from shardbroker.supervisor.signals import StopSignals
+from shardbroker.worker.handoff.protocol import receive_successor, send_successor
 from shm.cleanup import forget_left_over
 from shm.counters import Counters, ProcessState
 from shm.in_force import read_in_force
@@ -45,6 +49,9 @@ RELOAD_S = 30.0
 """Longest wait for the manager to reload the configuration, before the service manager is notified of the end."""
 DISTRUSTED_LINES = 10
 """Most names in shared memory of other users that are logged."""
+REPLACE_S = 25.0
+"""Longest time in which a worker is replaced; its successor is killed then. Each step has a shorter limit of its own, and ctl waits
+for 30 s."""
 READY_POLL_S = 0.02
 """Processes publish their state in shared memory, which cannot be waited on."""
 
@@ -169,6 +176,9 @@ class Supervisor:
             answer(channel, {"problem": "", "listeners": []})
             self._on_reloaded(request["problem"])
             return
+        if request["verb"] in ("workers replace", "workers replacing"):
+            answer(channel, self._replace(int(request["worker"]), request["verb"] == "workers replace"))
+            return
         try:
             self._listeners.carry_out(request)
             self._start_what_is_needed(request.get("needed", ()))
@@ -179,6 +189,55 @@ class Supervisor:
         self._files_due = 0.0
         self._store.follow(self._listeners.public)
         answer(channel, {"problem": problem, "listeners": self._listeners.rows()})
+
+    # --- replacing a worker ---------------------------------------------------------------------------------------------------
+
+    def _replace(self, worker: int, begin: bool) -> dict[str, Any]:
+        """Starts a process that replaces a worker while its clients stay, or tells whether one is still about to."""
+        child = next(one for one in self._children if one.slot == worker)
+        problem = ""
+        if begin and child.successor is not None:
+            problem = "is being replaced already"
+        elif begin and (child.process is None or self._counters.state(worker) != ProcessState.READY):
+            problem = "does not serve"
+        elif begin:
+            try:
+                self._start_successor(child)
+            except OSError as error:
+                problem = f"cannot be replaced: {error.strerror}"
+        successor = child.successor
+        return {"problem": problem and f"worker {worker} {problem}", "successor": 0 if successor is None else successor.pid}
+
+    def _start_successor(self, child: Child) -> None:
+        topology = self._listeners.topology
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            (channel,) = topology.receiving_ends("successions", child.place.number)
+            for stale in receive_successor(channel):
+                os.close(stale)  # sent to a process that has died since
+            send_successor(topology.sending_ends("successions")[child.place.number], ends[0].fileno())
+            child.start_successor(self._signals, replace(topology, predecessor=(ends[1].fileno(), ends[0].fileno())), REPLACE_S)
+        finally:
+            for end in ends:
+                end.close()
+
+    def _promote(self, child: Child) -> None:
+        """The process of a worker has ended, and its successor is there: it has everything, or ends as soon as it notices."""
+        (channel,) = self._listeners.topology.receiving_ends("successions", child.place.number)
+        for end in receive_successor(channel):
+            os.close(end)
+        level, text = child.promote()
+        _log(text, level)
+        self._counters.note_start(child.slot, child.process.pid, time.time_ns() // 1_000_000)
+
+    def _on_end(self, child: Child, sentinel: int) -> None:
+        if child.successor is not None and sentinel == child.successor.sentinel:
+            pid = child.successor.pid
+            _log(log_line("successor ended", process=child.title, pid=pid, cause=child.end_successor()))
+        elif child.successor is not None:
+            self._promote(child)
+        else:
+            self._bury(child)
 
     def _look_at_files(self) -> None:
         for level, line in self._listeners.look_at_files():
@@ -197,18 +256,20 @@ class Supervisor:
         if due:
             until_due = max(0.0, min(due) - time.monotonic())
             timeout_s = until_due if timeout_s is None else min(timeout_s, until_due)
+        due += [child.replaced_until for child in self._children if child.successor is not None and child.replaced_until < inf]
         sentinels = {child.process.sentinel: child for child in self._children if child.process is not None}
+        successors = {child.successor.sentinel: child for child in self._children if child.successor is not None}
         (requests,) = self._listeners.topology.receiving_ends("requests")
-        ended = wait([*sentinels, self._signals, requests], timeout_s)
+        ended = wait([*sentinels, *successors, self._signals, requests], timeout_s)
         if self._signals.count:
             return  # children may have got the signal as well: those ends are not deaths
         if self._signals.reload:
             self._signals.clear()
             self._signals.reload = False
             self._tell_manager_to_reload()
-        for ready in ended:
-            if ready in sentinels:
-                self._bury(sentinels[ready])
+        for ready in sorted(ended, key=lambda one: one not in sentinels):  # a successor is promoted before its own end is seen
+            if ready in sentinels or ready in successors:
+                self._on_end(sentinels.get(ready) or successors[ready], ready)
         if requests in ended:
             self._answer_request(requests)
         now = time.monotonic()
@@ -220,6 +281,9 @@ class Supervisor:
         for child in self._children:
             if child.restart_at is not None and child.restart_at <= now:
                 self._start(child)
+            if child.successor is not None and child.replaced_until <= now:
+                child.successor.kill()
+                child.replaced_until = inf
 
     def _look_around(self, now: float) -> None:
         """Runs the periodic checks while the broker serves."""
@@ -360,6 +424,10 @@ class Supervisor:
         """Stops accepting clients, then ends the roles in their order."""
         process = self._settings.process
         (requests,) = self._listeners.topology.receiving_ends("requests")
+        for child in self._children:
+            if child.successor is not None:
+                child.successor.kill()  # the worker continues, and is drained
+                child.end_successor()
         end_requests(requests)  # or the manager would wait for an answer and not end in time
         accepting = [child for child in self._children if child.place.role.accepts and child.process is not None]
         for child in accepting:

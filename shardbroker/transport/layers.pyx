@@ -61,3 +61,16 @@ cdef class Layers:
         if self.records is not None:
             self.records.close()
         return self.records is not None
+
+    def image(self) -> list:
+        """Returns the state for `from_image` in another process. These layers must not be used afterwards."""
+        return [None if self.records is None else self.records.image(), None if self.framing is None else self.framing.image()]
+
+    @staticmethod
+    def from_image(list image not None) -> Layers:
+        """Raises ValueError, TypeError."""
+        cdef Layers layers = Layers.__new__(Layers)
+        records, framing = image
+        layers.records = None if records is None else Records.from_image(records)
+        layers.framing = None if framing is None else Framing.from_image(framing)
+        return layers

@@ -468,6 +468,29 @@ cdef class Records:
         records.keep_partial(<const uint8_t*>packed + sizeof(Packed), size - sizeof(Packed))
         return records
 
+    def image(self) -> list:
+        """Returns the whole state for `from_image` in another process, at any moment. This end must not be used afterwards."""
+        return [
+            self.pack(), bytes(self.kept), self.handshake[:self.handshake_size], self.ended, self.closed, self.must_update, self.updates,
+            self.received,
+        ]
+
+    @staticmethod
+    def from_image(list image not None) -> Records:
+        """Raises ValueError, TypeError."""
+        cdef Records records
+        packed, kept, handshake, ended, closed, must_update, updates, received = image
+        if len(handshake) >= KEY_UPDATE_SIZE:
+            raise ValueError("not the state of a TLS connection")
+        records = Records.unpack(packed)
+        if kept:
+            records.kept.append(PyBytes_AS_STRING(kept), PyBytes_GET_SIZE(kept))
+        memcpy(records.handshake, PyBytes_AS_STRING(handshake), PyBytes_GET_SIZE(handshake))
+        records.handshake_size = <uint8_t>PyBytes_GET_SIZE(handshake)
+        records.ended, records.closed, records.must_update = ended, closed, must_update
+        records.updates, records.received = updates, received
+        return records
+
     # --- slow-path forms ------------------------------------------------------------------------------------------------------
 
     def cut_short(self) -> bytes:

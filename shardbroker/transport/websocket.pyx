@@ -263,6 +263,39 @@ cdef class Framing:
             self.header_at = 0
         return sent
 
+    # --- from one process to another ------------------------------------------------------------------------------------------
+
+    def image(self) -> list:
+        """Returns the whole state for `from_image`."""
+        return [
+            self.max_frame, self.left, self.head[:self.head_size], self.opcode, self.mask[:4], self.mask_at, self.fragmented,
+            self.control[:self.control_size], self.close_code, bytes(self.answers), self.close_sent, self.header[:self.header_size],
+            self.header_at, self.frame_left,
+        ]
+
+    @staticmethod
+    def from_image(list image not None) -> Framing:
+        """Raises ValueError, TypeError, OverflowError."""
+        cdef Framing framing
+        (max_frame, left, head, opcode, mask, mask_at, fragmented, control, close_code, answers, close_sent, header, header_at,
+         frame_left) = image
+        framing = Framing(max_frame)
+        if (<size_t>len(head) > sizeof(framing.head) or len(mask) != 4 or not 0 <= mask_at < 4 or len(control) > CONTROL_MAX
+                or <size_t>len(header) > sizeof(framing.header) or header_at > len(header)):
+            raise ValueError("not the state of a WebSocket")
+        framing.left, framing.opcode, framing.mask_at, framing.fragmented = left, opcode, mask_at, fragmented
+        framing.close_code, framing.close_sent, framing.header_at, framing.frame_left = close_code, close_sent, header_at, frame_left
+        memcpy(framing.head, PyBytes_AS_STRING(head), PyBytes_GET_SIZE(head))
+        framing.head_size = <uint8_t>PyBytes_GET_SIZE(head)
+        memcpy(framing.mask, PyBytes_AS_STRING(mask), 4)
+        memcpy(framing.control, PyBytes_AS_STRING(control), PyBytes_GET_SIZE(control))
+        framing.control_size = <uint8_t>PyBytes_GET_SIZE(control)
+        if answers:
+            framing.answers.append(PyBytes_AS_STRING(answers), PyBytes_GET_SIZE(answers))
+        memcpy(framing.header, PyBytes_AS_STRING(header), PyBytes_GET_SIZE(header))
+        framing.header_size = <uint8_t>PyBytes_GET_SIZE(header)
+        return framing
+
     # --- slow-path forms ------------------------------------------------------------------------------------------------------
 
     def decode(self, bytes data not None) -> bytes:

@@ -18,7 +18,10 @@ from shardbroker.journal import apply_retention, set_recovery_start
 from shardbroker.journal.holds import read_holds
 from shardbroker.logs.phrases import log_line
 
-__all__ = ["Durability"]
+__all__ = ["RETENTION_THREAD", "Durability"]
+
+RETENTION_THREAD = "journal-retention"
+"""Name of the thread that removes old segments."""
 
 cdef enum:
     CYCLE_BYTES_A_PASS = 65536             # bytes of sessions written again in a pass
@@ -215,7 +218,7 @@ cdef class Durability:
         arguments = (
             self.recorder.writer.directory, position, self.retention.age, self.retention.bytes, self.gate is not None, self.hold_problems,
             self.counted)
-        Thread(target=forget, args=arguments).start()
+        Thread(target=forget, args=arguments, name=RETENTION_THREAD).start()
 
     cdef int go_on_with_cycle(self) except -1:
         try:

@@ -11,7 +11,8 @@ cdef class Intake:
     cdef Router router
     cdef Turn turn
     cdef Quotas quotas
-    cdef dict channels                     # descriptor of the worker's end of a channel from an acceptor -> True
+    # Descriptor of the worker's end of a channel -> True: from an acceptor; or a callable that reads it, see Worker.listen_for().
+    cdef dict channels
     cdef public object mounted_connection  # makes the Connection of a client below a mount point, see mountpoint.pyx
 
     # As many as a step allows.

@@ -31,6 +31,10 @@ cdef class Intake:
     cdef int accept_some(self, int channel) except -1:
         cdef Handover handover
         cdef int taken
+        react = self.channels[channel]
+        if react is not True:
+            react(channel)
+            return 0
         self.router.begin_step()
         for taken in range(ACCEPTS):
             if taken and self.router.step_is_over():

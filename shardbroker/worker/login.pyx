@@ -59,6 +59,21 @@ cdef class Login:
         self.method = (packet.properties or {}).get(PropertyId.AUTHENTICATION_METHOD)
         self.authn = (self.channel.listener_facts() or {}).get("authn")
 
+    @staticmethod
+    def after_connack(Authorization access not None, bytes method not None) -> Login:
+        """Returns the login of a client that may begin a re-authentication."""
+        cdef Login login = Login.__new__(Login)
+        login.access = access
+        login.channel = access.channel
+        login.gate = access.gate
+        login.method = method
+        login.authn = (access.channel.listener_facts() or {}).get("authn")
+        return login
+
+    def kept_method(self) -> bytes | None:
+        """Returns the argument of `after_connack`."""
+        return self.method
+
     # --- authentication ------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:

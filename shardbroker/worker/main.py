@@ -1,6 +1,7 @@
 """Entry point of a worker process."""
 
 import gc
+import os
 import signal
 import sys
 import time
@@ -31,11 +32,14 @@ from shardbroker.worker.commands import Commands
 from shardbroker.worker.drain import drain as drain_worker
 from shardbroker.worker.event_feed import EventFeed
 from shardbroker.worker.features.mountpoint import mounted_connection
+from shardbroker.worker.handoff.predecessor import hand_over
+from shardbroker.worker.handoff.protocol import receive_successor
+from shardbroker.worker.handoff.successor import Succession
 from shardbroker.worker.hook_dispatch import HookDispatcher
 from shardbroker.worker.memory import MemoryWatch, memory_share
 from shardbroker.worker.observers.observers import Observers
 from shardbroker.worker.one_pass import Worker
-from shardbroker.worker.recovery.start import recover
+from shardbroker.worker.recovery.start import recover, take_over
 from shardbroker.worker.retaining import SyncedRetained
 from shm.counters import Counters, ProcessState
 from shm.destinations import worker_destination
@@ -136,9 +140,35 @@ def run(topology: Topology, number: int) -> None:
     except (OSError, RetainedStoreRefused) as error:
         print_line("error", f"worker-{number}", log_line("process not started", reason=error))
         sys.exit(1)
-    worker.run()
+    _serve(worker)
     drain_worker(worker)
     Counters.attach(topology.counters_name).set_state(number, ProcessState.DOWN)
+
+
+def _serve(worker: Worker) -> None:
+    """Serves until SIGTERM. Ends the process if another one has replaced it."""
+    successors: list[int] = []
+    is_stopped = False
+
+    def stop(_signal: int, _frame: object) -> None:
+        nonlocal is_stopped
+        is_stopped = worker.draining = True
+
+    def replace_by(channel: int) -> None:
+        successors.extend(receive_successor(channel))
+        worker.draining = worker.draining or bool(successors)
+
+    is_stopped = worker.draining
+    signal.signal(signal.SIGTERM, stop)
+    is_stopped = is_stopped or worker.draining
+    (succession,) = worker.topology.receiving_ends("successions", worker.number)
+    worker.listen_for(succession, replace_by)
+    while not is_stopped:
+        worker.run()
+        while successors and not is_stopped:
+            if hand_over(worker, successors.pop()):
+                os._exit(0)  # nothing here is this process's any more
+        worker.draining = False  # a signal from here on sets it again, and one before has set the other
 
 
 def _start(topology: Topology, number: int) -> Worker:
@@ -149,9 +179,11 @@ def _start(topology: Topology, number: int) -> Worker:
     """
     counters = Counters.attach(topology.counters_name)
     in_force = InForce(topology, counters, number)
-    topology = replace(topology, settings=in_force.settings)
-    counters.reset_gauges(number)
-    counters.set_state(number, ProcessState.STARTING)
+    succession = None if topology.predecessor is None else Succession(topology.predecessor, number)
+    topology = replace(topology, settings=in_force.settings, predecessor=None)
+    if succession is None:
+        counters.reset_gauges(number)
+        counters.set_state(number, ProcessState.STARTING)
     remote = RemoteRoutes(topology.remote_routes_dir) if topology.links else None
     bell = topology.doorbells[topology.slot_of("link")] if topology.links else -1
     routes = RouteTable(topology.routes_dir, log=remote is not None, remote=remote, node=topology.node_id, bell=bell)
@@ -166,7 +198,7 @@ def _start(topology: Topology, number: int) -> Worker:
         routes,
         retained,
         epochs,
-        Registry(topology.registry_dir(number), create=True),
+        Registry(topology.registry_dir(number), create=succession is None),
         inbox,
         MemoryWatch(
             counters,
@@ -182,8 +214,6 @@ def _start(topology: Topology, number: int) -> Worker:
     observers = Observers(worker.router, number)
     observers.configure(topology.settings)
     observers.traces.set([one for one in read_traced(topology.runtime_dir) or [] if one["type"] != OF_RULES])
-    if set_aside is not None:
-        worker.router.log(DAMAGE, f"{set_aside}/data.mdb: damaged; all retained messages are lost")
     (access,) = topology.sending_ends("access", number)
     gate = AuthClient(lambda: in_force.settings, topology.data_dir, topology.runtime_dir, access)
     worker.access_checks.begin(gate, in_force.settings)
@@ -195,10 +225,16 @@ def _start(topology: Topology, number: int) -> Worker:
     gc.collect()
     gc.disable()
     sessions = _cluster_sessions(worker, topology, number, in_force)
-    if topology.settings.durability.level == "none":
-        routes.purge(worker_destination(number))
+    if succession is not None:
+        succession.receive(worker, counters)
+    if topology.settings.durability.level != "none":
+        recover(worker, topology, number, inbox, succession)
+    elif succession is not None:
+        take_over(worker, topology, number, inbox, succession)
     else:
-        recover(worker, topology, number, inbox)
+        routes.purge(worker_destination(number))
+    if set_aside is not None:
+        worker.router.log(DAMAGE, f"{set_aside}/data.mdb: damaged; all retained messages are lost")
     for claim in worker.router.subscriptions.keep_exclusive(ExclusiveTable(topology.exclusive_dir), worker.router.sessions):
         worker.router.log("warning", log_line("exclusive subscription lost", client_id=claim.client_id, filter=claim.filter))
     epochs.bump_all()

@@ -78,6 +78,12 @@ cdef class Worker:
         self.turn.make_place(link)
         self.turn.listen_to(link, EPOLLIN)
 
+    def listen_for(self, int fd, react) -> None:
+        """Calls `react(fd)` when the descriptor is readable."""
+        self.turn.make_place(fd)
+        self.intake.channels[fd] = react
+        self.turn.listen_to(fd, EPOLLIN)
+
     def serve(self) -> None:
         """Opens the worker to clients. All workers have recovered their sessions, so no message can miss one of them."""
         self.router.serving = True

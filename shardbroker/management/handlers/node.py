@@ -14,6 +14,7 @@ from shardbroker.control import ControlError
 from shardbroker.control.losses import losses, lost
 from shardbroker.control.verbs import LogLevel, Metrics, OneWorker, Params
 from shardbroker.management.context import Context, handles
+from shardbroker.management.handlers.listeners import call_supervisor
 from shardbroker.management.prometheus import render
 from shm.counters import HISTOGRAMS, ProcessState
 from shm.roles import Place
@@ -22,6 +23,8 @@ SEAL_S = 3.0
 """Longest time to seal a journal."""
 SEAL_POLL_S = 0.02
 """Between two attempts."""
+REPLACE_POLL_S = 0.05
+"""Between two looks at a worker that is being replaced."""
 
 
 @handles("status")
@@ -136,6 +139,23 @@ async def restart_worker(context: Context, params: OneWorker) -> dict[str, Any]:
         os.kill(pid, signal.SIGTERM)
     except ProcessLookupError:
         raise ControlError("WORKER_DOWN", f"worker {params.worker} has ended") from None
+    return {"worker": params.worker, "pid": pid, "starts": starts}
+
+
+@handles("workers replace")
+async def replace_worker(context: Context, params: OneWorker) -> dict[str, Any]:
+    """Has the supervisor start a successor, and waits until it serves in place of the worker, or has ended."""
+    context.workers.check(params.worker)
+    request = {"verb": "workers replace", "worker": params.worker}
+    begun = await call_supervisor(context, request)
+    if begun["problem"]:
+        raise ControlError("TRY_AGAIN", begun["problem"])
+    while (await call_supervisor(context, request | {"verb": "workers replacing"}))["successor"]:
+        await asyncio.sleep(REPLACE_POLL_S)
+    await context.workers.call(params.worker, "ping")
+    pid, _, starts = context.counters.life(params.worker)
+    if pid != begun["successor"]:
+        raise ControlError("NOT_AVAILABLE", f"worker {params.worker} was not replaced; the log has the reason")
     return {"worker": params.worker, "pid": pid, "starts": starts}
 
 

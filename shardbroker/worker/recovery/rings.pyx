@@ -62,7 +62,7 @@ cdef class RingRecovery:
     def take_own_ring(self, Inbox inbox not None) -> None:
         """Skips the records that the predecessor had dealt with, though it had not given their room back."""
         for producer, ring in enumerate(inbox.lanes):
-            (<Ring>ring).skip_to(self.replay.consumed.get((inbox.identity, producer), 0))
+            (<Ring>ring).skip_to(max((<Ring>ring).released(), <uint64_t>self.replay.consumed.get((inbox.identity, producer), 0)))
 
     def take_old_rings(self, Inbox inbox not None, int worker, spill_dir, int first_link, int end_links) -> int:
         """Delivers what was under way to `worker` when the whole broker ended, to those of its sessions that are here now. Returns the

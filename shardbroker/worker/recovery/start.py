@@ -8,6 +8,7 @@ from shardbroker.journal import open_journal
 from shardbroker.journal.layout import segment_paths
 from shardbroker.journal.recorder import JournalRecorder
 from shardbroker.journal.schema import DeferredFor
+from shardbroker.worker.handoff.successor import Succession
 from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recovery.repartition import Repartition
 from shardbroker.worker.recovery.replay import Replay
@@ -21,7 +22,7 @@ from shm.ring import Inbox
 from shm.roles import LINK, MANAGER, WORKER
 from shm.topology import PEER_INBOX, LeftOver, Topology
 
-__all__ = ["recover"]
+__all__ = ["recover", "take_over"]
 
 DAMAGE_LINES = 20
 """Damaged places that have a log line of their own."""
@@ -33,8 +34,11 @@ RETRY_S = 0.1
 """Between two tries to write what was recovered, while the disk refuses."""
 
 
-def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> None:
-    """Recovers the sessions of worker `number` and opens its journal. Raises JournalBusy, OSError."""
+def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox, succession: Succession | None = None) -> None:
+    """Recovers the sessions of worker `number` and opens its journal. Raises JournalBusy, OSError.
+
+    succession: the worker replaces a running one. Until it commits, nothing that is shared is written.
+    """
 
     def owns(client_id: bytes) -> bool:
         return topology.division.worker_of(client_id) == number
@@ -54,6 +58,9 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
     for source in sources:
         with suppress(FileNotFoundError):
             replay.read(topology.journal_dir(source), source)
+    if succession is not None:
+        succession.adopt(replay)
+        succession.commit()
     _log_damage(worker, [str(damage) for damage in replay.damage if damage.error])
     rings.take_own_ring(inbox)
     synced = topology.settings.durability.level == "machine"
@@ -76,6 +83,8 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
     if synced:
         worker.durability.guard_outputs()
     record_sessions(replay)
+    if succession is not None:
+        succession.finish(worker)
     if moving:
         repartition.take_deferred(DeferredFor.LOCAL)  # each was in its ring before what is there now
     old_rings = {}
@@ -119,6 +128,24 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
         repartition.record_moved()
         resume_sessions(replay)
         replay.clear()
+        if succession is not None:
+            succession.serves(worker)
+
+    worker.started = resume
+
+
+def take_over(worker: Worker, topology: Topology, number: int, inbox: Inbox, succession: Succession) -> None:
+    """Takes the sessions of the worker that this one replaces, without a journal (level `none`)."""
+    replay = Replay(worker, lambda client_id: topology.division.worker_of(client_id) == number, 0)
+    succession.adopt(replay)
+    succession.commit()
+    RingRecovery(replay, Repartition(replay)).take_own_ring(inbox)
+    succession.finish(worker)
+
+    def resume() -> None:
+        resume_sessions(replay)
+        replay.clear()
+        succession.serves(worker)
 
     worker.started = resume
 

@@ -1,0 +1,138 @@
+"""The worker that is replaced: it hands over its state and ends, or continues as before; docs/design/0016-handover.md."""
+
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+
+import cbor2
+
+import shardbroker.worker.handoff.state as state
+from shardbroker.logs.phrases import log_line
+from shardbroker.worker.handoff.protocol import FORMAT, HandoffError, Peer, await_end
+from shardbroker.worker.one_pass import Worker
+
+__all__ = ["hand_over"]
+
+HELLO_S = 10.0
+"""Longest wait for the successor to start; this worker serves meanwhile."""
+QUIET_S = 2.0
+"""Longest time in which what was begun is finished. No client is read meanwhile."""
+ADOPTED_S = 10.0
+"""Longest time in which the successor reads the journal and takes the state. No client is read meanwhile."""
+KILLED_S = 5.0
+"""Longest wait for the end of a successor that was killed."""
+STEP_S = 0.001
+
+
+class _Refused(Exception):
+    """The state cannot be handed over now."""
+
+
+def hand_over(worker: Worker, channel: int) -> bool:
+    """Hands everything to the process at the other end of `channel`. True: it serves, and this process must end. False: this worker
+    continues, and the successor has ended."""
+    peer = Peer(socket.socket(fileno=channel))
+    successor = -1
+    try:
+        successor = _await_hello(worker, peer)
+        _check(state.obstacle(worker))
+        began = time.monotonic()
+        counters = b""
+        try:
+            _be_quiet(worker, began + QUIET_S)
+            counters = state.saved_counters(worker)
+            _give(worker, peer, began)
+        except BaseException as error:
+            _refuse(peer, str(error))
+            _end(successor)
+            state.go_on(worker, counters, int((time.monotonic() - began) * 1000))
+            raise
+    except Exception as error:  # also a fault of ours: it costs the replacement, not the worker
+        _refuse(peer, str(error))
+        peer.close()
+        known = isinstance(error, _Refused | HandoffError | OSError)
+        worker.router.log("error", log_line("worker not replaced", reason=error if known else repr(error)))
+        return False
+    finally:
+        if successor >= 0:
+            os.close(successor)
+    state.leave(worker)
+    with suppress(HandoffError):  # it has died since: the supervisor starts another one
+        peer.send({"left": True}, time.monotonic())
+    return True
+
+
+def _check(reason: str) -> None:
+    if reason:
+        raise _Refused(reason)
+
+
+def _await_hello(worker: Worker, peer: Peer) -> int:
+    """Serves until the successor has started; returns a pidfd of it. Raises HandoffError, _Refused."""
+    deadline = time.monotonic() + HELLO_S
+    while not peer.has_message(0.0):
+        if time.monotonic() > deadline:
+            raise HandoffError("the successor did not start in time")
+        worker.one_pass(1)
+    hello, _ = peer.receive(deadline)
+    if hello.get("hello") != FORMAT:
+        raise _Refused(f"the successor reads format {hello.get('hello')} of the state, this worker writes {FORMAT}")
+    return os.pidfd_open(hello["pid"])
+
+
+def _be_quiet(worker: Worker, deadline: float) -> None:
+    """Finishes what was begun. Raises _Refused."""
+    while True:
+        state.quiet_pass(worker)
+        reason = state.reason_to_wait(worker)
+        if not reason:
+            return
+        if time.monotonic() > deadline:
+            raise _Refused(f"not finished within {QUIET_S:g} s: {reason}")
+        time.sleep(STEP_S)
+
+
+def _give(worker: Worker, peer: Peer, began: float) -> None:
+    """Sends everything, up to the step that cannot be undone. Raises HandoffError, OSError; the worker can continue then, once the
+    successor has ended."""
+    deadline = time.monotonic() + ADOPTED_S
+    given, descriptors = state.collect(worker)
+    given["began"] = began
+    memory = _in_memory(given)
+    try:
+        peer.send({"connections": len(descriptors), "pid": os.getpid()}, deadline, [memory])
+    finally:
+        os.close(memory)
+    peer.send_all(descriptors, deadline)
+    adopted, _ = peer.receive(deadline)
+    if adopted.get("adopted") != len(descriptors):
+        raise HandoffError("the successor has not adopted every connection")
+    peer.send({"yours": True}, deadline)
+
+
+def _in_memory(given: dict[str, object]) -> int:
+    """Returns a memfd with the state. It holds keys of TLS connections, and no file system has it."""
+    memory = os.memfd_create("handoff", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(memory), "wb") as file:
+        cbor2.dump(given, file)
+    return memory
+
+
+def _end(successor: int) -> None:
+    """Kills the successor, and waits until it has ended: then nothing of this worker is in use by two processes."""
+    try:
+        signal.pidfd_send_signal(successor, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    if not await_end(successor, KILLED_S):
+        # It hangs in the kernel, and might go on: the state is in the journal, and a restart of this worker is the safe way.
+        raise SystemExit("the successor could not be killed")
+
+
+def _refuse(peer: Peer, reason: str) -> None:
+    try:
+        peer.send({"refused": reason}, time.monotonic())
+    except HandoffError:
+        pass  # it has ended

@@ -1,0 +1,182 @@
+"""What belongs to a connection or a session beside its packets: who the client is, what it may do, its will, what waits for it."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from shardbroker.control import Control, ControlError
+from tests.access.guarded import Guarded
+from tests.access.test_verified_names import again, login
+from tests.edge.conftest import Edge
+from tests.handoff.conftest import WORKERS, replace
+from tests.harness import Broker, Client, Closed, Disconnect, Publish, Will, client_id_on, until, wire
+
+pytestmark = pytest.mark.own_broker
+RULES = '{allow, {user, "ada"}, all, ["ada/#"]}.\n{deny, all}.\n'
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    rules = tmp_path_factory.mktemp("rules") / "acl.conf"
+    rules.write_text(RULES)
+    broker = Guarded({"auth.chain": ["scram"], "acl.sources": ["file"], "acl.file.path": str(rules)})
+    with broker:
+        broker.admin.add_user("ada", "pencil", scram=True)
+        yield broker
+
+
+@pytest.fixture(scope="module", params=["process", "none"])
+def plain(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    with Broker(WORKERS, {"durability.level": request.param, "mqtt.max_inflight": 3}) as broker:
+        yield broker
+
+
+def test_rules_and_a_ban_hold_and_a_client_can_log_in_again(checked: Guarded) -> None:
+    client = login(checked, client_id_on(0, WORKERS, "checked"), "ada")
+    client.subscribe("ada/in", 1)
+    for _ in range(2):
+        replace(checked, 0)
+        assert client.publish("ada/in", b"allowed", 1).code == 0  # type: ignore[union-attr]
+        client.expect(Publish, payload=b"allowed")
+        assert client.publish("eve/in", b"denied", 1).code == 0x87  # type: ignore[union-attr]
+        assert client.subscribe("eve/in", 1, check=False).codes == (0x87,)
+        again(client, "ada")
+        client.expect(wire.Auth, code=0)
+    replace(checked, 0)
+    checked.admin.ban("username", "ada")
+    with Control(checked.data_dir) as control:
+        control.call("config reload")
+    assert isinstance(client.expect_close(20), Disconnect)
+
+
+def test_topics_stay_below_a_mount_point() -> None:
+    with Edge({"own": {"mountpoint": "tenants/${username}/${clientid}/"}}, WORKERS) as broker:
+        name = client_id_on(0, WORKERS, "mounted")
+        with Client(broker.address, 5, "outside") as outside, Client(
+            broker.address, 5, name, username="ada", dial=lambda: socket.create_connection(broker.at("own"), 5)
+        ) as inside:
+            inside.subscribe("in", 1)
+            outside.subscribe("#", 1)
+            replace(broker, 0)
+            inside.publish("out", b"1", 1)
+            assert outside.expect(Publish).topic == f"tenants/ada/{name}/out"
+            outside.publish(f"tenants/ada/{name}/in", b"2", 1)
+            assert inside.expect(Publish).topic == "in"
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_what_waits_for_a_client_waits_for_it_afterwards(plain: Broker, version: int) -> None:
+    """Three are in flight, the others in the queue; they arrive once and in order."""
+    topic = f"waits/{version}"
+    with Client(plain.address, 5, client_id_on(1, WORKERS, "other")) as other, Client(
+        plain.address, version, client_id_on(0, WORKERS, f"waits{version}"), auto_ack=False
+    ) as client:
+        client.subscribe(topic, 1)
+        for number in range(10):
+            other.publish(topic, b"%d" % number, 1)
+        for number in range(10):
+            message = client.expect(Publish, payload=b"%d" % number, dup=False)
+            assert message.packet_id == number + 1
+            if number % 3 == 2:
+                replace(plain, 0)
+            client.ack(message)
+
+
+def test_a_session_without_a_connection_is_found_by_its_client(plain: Broker) -> None:
+    name, kept = client_id_on(0, WORKERS, "absent"), {"session_expiry_interval": 100}
+    with Client(plain.address, 5, client_id_on(1, WORKERS, "other")) as other:
+        client = Client(plain.address, 5, name, clean=False, properties=kept)
+        client.subscribe("absent", 1)
+        client.close()
+        other.publish("absent", b"before", 1)
+        replace(plain, 0)
+        other.publish("absent", b"behind", 1)
+        with Client(plain.address, 5, name, clean=False, properties=kept) as client:
+            assert client.connack is not None
+            assert client.connack.session_present
+            client.expect(Publish, payload=b"before")
+            client.expect(Publish, payload=b"behind")
+
+
+def test_a_will_is_published_and_a_takeover_ends_the_older_connection(plain: Broker) -> None:
+    name = client_id_on(0, WORKERS, "will")
+    with Client(plain.address, 5, client_id_on(1, WORKERS, "other")) as other:
+        other.subscribe("will", 1)
+        first = Client(plain.address, 5, name, will=Will("will", b"taken over", 1))
+        replace(plain, 0)
+        second = Client(plain.address, 5, name, will=Will("will", b"lost", 1))
+        first.expect_close()
+        other.expect(Publish, payload=b"taken over")
+        replace(plain, 0)
+        second.socket.close()
+        other.expect(Publish, payload=b"lost")
+
+
+def test_retained_messages_under_way_arrive(plain: Broker) -> None:
+    total = 300
+    with Client(plain.address, 5, client_id_on(1, WORKERS, "other")) as other, Client(
+        plain.address, 4, client_id_on(0, WORKERS, "retained"), auto_ack=False
+    ) as client:
+        for number in range(total):
+            other.publish(f"kept/{number:03}", b"x", 1, retain=True)
+        client.subscribe("kept/#", 1)
+        got = []
+        for number in range(total):
+            message = client.expect(Publish, dup=False)
+            got.append(message.topic)
+            if number in (10, 200):
+                replace(plain, 0)
+            client.ack(message)
+        assert sorted(got) == [f"kept/{number:03}" for number in range(total)]
+
+
+def test_a_connect_in_two_halves(plain: Broker) -> None:
+    with Client(plain.address, 5, client_id_on(0, WORKERS, "halves"), connect=False) as client:
+        client.send_raw(client._connect_packet[:-3])
+        with Client(plain.address, 5, client_id_on(0, WORKERS, "first")):
+            replace(plain, 0)
+        client.send_raw(client._connect_packet[-3:])
+        assert client.expect(wire.Connack).code == 0
+        client.ping()
+
+
+def test_keep_alive_is_measured_on(plain: Broker) -> None:
+    with Client(plain.address, 5, client_id_on(0, WORKERS, "silent"), keepalive=1) as client:
+        replace(plain, 0)
+        client.ping()
+        with pytest.raises(Closed):
+            while client.recv(10) is not None:
+                pass
+
+
+def test_counts_of_connections_stay_exact(plain: Broker) -> None:
+    def listed() -> tuple[int, int, int]:
+        with Control(plain.data_dir) as control:
+            (row,) = control.call("listeners list")["data"]
+            state = control.call("status")
+            return row["current_connections"], state["connections"], state["subscriptions"]
+
+    until(lambda: listed()[0] == 0)
+    subscriptions = listed()[2]
+    clients = [Client(plain.address, 5, client_id_on(0, WORKERS, f"count{number}-")) for number in range(5)]
+    for client in clients:
+        client.subscribe("count", 1)
+    for _ in range(2):
+        replace(plain, 0)
+        assert listed() == (5, 5, subscriptions + 5)
+    for client in clients:
+        client.close()
+    until(lambda: listed() == (0, 0, subscriptions), lambda: str(listed()))
+
+
+def test_a_level_that_cannot_move_is_refused_and_nobody_notices() -> None:
+    with Broker(WORKERS, {"durability.level": "machine"}) as broker, Client(
+        broker.address, 5, client_id_on(0, WORKERS, "stays")
+    ) as client:
+        pids = broker.child_pids("worker")
+        with pytest.raises(ControlError, match="was not replaced"):
+            replace(broker, 0)
+        client.ping()
+        assert broker.child_pids("worker") == pids
+        until(lambda: any('worker not replaced reason="durability.level is machine"' in line for line in broker.output))
