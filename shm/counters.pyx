@@ -272,6 +272,10 @@ cdef class Counters:
         sb_store(line + STARTED, now_ms)
         sb_store(line + STARTS, sb_load(line + STARTS) + 1)
 
+    def note_pid(self, int number, uint64_t pid) -> None:
+        """Records which process fills the place from now on; its start is recorded later."""
+        sb_store(self.at(number) + PID, pid)
+
     def life(self, int number) -> tuple[int, int, int]:
         """Returns (pid, Unix ms of the start, number of starts) of the process last started with this number."""
         cdef uint64_t* line = self.at(number)

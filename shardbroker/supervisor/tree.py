@@ -24,7 +24,7 @@ from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, se
 from shardbroker.supervisor.listeners import Listeners
 from shardbroker.supervisor.notify import LEAST_WATCHDOG_S, STATUS_S, Notifier, Watchdog
 from shardbroker.supervisor.signals import StopSignals
-from shardbroker.worker.handoff.protocol import receive_successor, send_successor
+from shardbroker.worker.handoff.protocol import discard_successor, send_successor
 from shm.cleanup import forget_left_over
 from shm.counters import Counters, ProcessState
 from shm.in_force import read_in_force
@@ -52,6 +52,8 @@ DISTRUSTED_LINES = 10
 REPLACE_S = 25.0
 """Longest time in which a worker is replaced; its successor is killed then. Each step has a shorter limit of its own, and ctl waits
 for 30 s."""
+HANDED_OVER_S = 3.0
+"""Longest wait for the end of a worker that has handed over everything, when the broker stops: it closes sockets and journal."""
 READY_POLL_S = 0.02
 """Processes publish their state in shared memory, which cannot be waited on."""
 
@@ -198,6 +200,8 @@ class Supervisor:
         problem = ""
         if begin and child.successor is not None:
             problem = "is being replaced already"
+        elif begin and not self._ready:
+            problem = "starts: not every process of the broker is ready"
         elif begin and (child.process is None or self._counters.state(worker) != ProcessState.READY):
             problem = "does not serve"
         elif begin:
@@ -213,8 +217,7 @@ class Supervisor:
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             (channel,) = topology.receiving_ends("successions", child.place.number)
-            for stale in receive_successor(channel):
-                os.close(stale)  # sent to a process that has died since
+            discard_successor(channel)  # sent to a process that has died since
             send_successor(topology.sending_ends("successions")[child.place.number], ends[0].fileno())
             child.start_successor(self._signals, replace(topology, predecessor=(ends[1].fileno(), ends[0].fileno())), REPLACE_S)
         finally:
@@ -224,11 +227,14 @@ class Supervisor:
     def _promote(self, child: Child) -> None:
         """The process of a worker has ended, and its successor is there: it has everything, or ends as soon as it notices."""
         (channel,) = self._listeners.topology.receiving_ends("successions", child.place.number)
-        for end in receive_successor(channel):
-            os.close(end)
+        discard_successor(channel)
         level, text = child.promote()
         _log(text, level)
         self._counters.note_start(child.slot, child.process.pid, time.time_ns() // 1_000_000)
+
+    def _has_handed_over(self, child: Child) -> bool:
+        """Whether the place is that of the successor, though the process has not ended."""
+        return bool(self._counters.life(child.slot)[0] == child.successor.pid)
 
     def _on_end(self, child: Child, sentinel: int) -> None:
         if child.successor is not None and sentinel == child.successor.sentinel:
@@ -247,6 +253,7 @@ class Supervisor:
     def _watch(self, timeout_s: float | None) -> None:
         """Waits for a death, a signal, the next restart or the timeout, and acts on it."""
         due = [child.restart_at for child in self._children if child.restart_at is not None]
+        due += [child.replaced_until for child in self._children if child.successor is not None and child.replaced_until < inf]
         if self._left_over:
             due.append(self._forget_at)
         if self._ready:
@@ -256,7 +263,6 @@ class Supervisor:
         if due:
             until_due = max(0.0, min(due) - time.monotonic())
             timeout_s = until_due if timeout_s is None else min(timeout_s, until_due)
-        due += [child.replaced_until for child in self._children if child.successor is not None and child.replaced_until < inf]
         sentinels = {child.process.sentinel: child for child in self._children if child.process is not None}
         successors = {child.successor.sentinel: child for child in self._children if child.successor is not None}
         (requests,) = self._listeners.topology.receiving_ends("requests")
@@ -282,8 +288,9 @@ class Supervisor:
             if child.restart_at is not None and child.restart_at <= now:
                 self._start(child)
             if child.successor is not None and child.replaced_until <= now:
-                child.successor.kill()
                 child.replaced_until = inf
+                if not self._has_handed_over(child):
+                    child.successor.kill()
 
     def _look_around(self, now: float) -> None:
         """Runs the periodic checks while the broker serves."""
@@ -424,10 +431,7 @@ class Supervisor:
         """Stops accepting clients, then ends the roles in their order."""
         process = self._settings.process
         (requests,) = self._listeners.topology.receiving_ends("requests")
-        for child in self._children:
-            if child.successor is not None:
-                child.successor.kill()  # the worker continues, and is drained
-                child.end_successor()
+        self._end_replacements()
         end_requests(requests)  # or the manager would wait for an answer and not end in time
         accepting = [child for child in self._children if child.place.role.accepts and child.process is not None]
         for child in accepting:
@@ -444,6 +448,19 @@ class Supervisor:
                 child.kill()
             for child in group:
                 child.reap()
+
+    def _end_replacements(self) -> None:
+        """Leaves one process in each place, to be drained: a worker continues when its successor is killed."""
+        for child in self._children:
+            if child.successor is None:
+                continue
+            if self._has_handed_over(child):
+                if not wait([child.process.sentinel], HANDED_OVER_S):
+                    child.kill()
+                self._promote(child)
+            else:
+                child.successor.kill()
+                child.end_successor()
 
     def _longest_drain_s(self) -> float:
         """Returns the longest duration of a drain: acceptors stop accepting, then each group ends in turn, and late processes are

@@ -33,7 +33,7 @@ from shardbroker.worker.drain import drain as drain_worker
 from shardbroker.worker.event_feed import EventFeed
 from shardbroker.worker.features.mountpoint import mounted_connection
 from shardbroker.worker.handoff.predecessor import hand_over
-from shardbroker.worker.handoff.protocol import receive_successor
+from shardbroker.worker.handoff.protocol import HandoffError, receive_successor
 from shardbroker.worker.handoff.successor import Succession
 from shardbroker.worker.hook_dispatch import HookDispatcher
 from shardbroker.worker.memory import MemoryWatch, memory_share
@@ -155,8 +155,17 @@ def _serve(worker: Worker) -> None:
         is_stopped = worker.draining = True
 
     def replace_by(channel: int) -> None:
-        successors.extend(receive_successor(channel))
-        worker.draining = worker.draining or bool(successors)
+        try:
+            ends = receive_successor(channel)
+        except HandoffError as error:
+            worker.router.log("error", log_line("worker not replaced", reason=error))
+            return
+        if is_stopped:
+            for end in ends:
+                os.close(end)
+            return
+        successors.extend(ends)
+        worker.draining = worker.draining or bool(ends)
 
     is_stopped = worker.draining
     signal.signal(signal.SIGTERM, stop)
@@ -208,12 +217,15 @@ def _start(topology: Topology, number: int) -> Worker:
             [folder / "data.mdb" for folder in (topology.routes_dir, *map(topology.registry_dir, range(topology.workers)))],
         ),
     )
+
+    def drain(_signal: int, _frame: object) -> None:
+        worker.draining = True
+
     worker.intake.mounted_connection = mounted_connection
     worker.command_queue.execute = Commands(worker, topology.spill_dir)
     worker.in_force = in_force
     observers = Observers(worker.router, number)
     observers.configure(topology.settings)
-    observers.traces.set([one for one in read_traced(topology.runtime_dir) or [] if one["type"] != OF_RULES])
     (access,) = topology.sending_ends("access", number)
     gate = AuthClient(lambda: in_force.settings, topology.data_dir, topology.runtime_dir, access)
     worker.access_checks.begin(gate, in_force.settings)
@@ -227,6 +239,8 @@ def _start(topology: Topology, number: int) -> Worker:
     sessions = _cluster_sessions(worker, topology, number, in_force)
     if succession is not None:
         succession.receive(worker, counters)
+        signal.signal(signal.SIGTERM, drain)  # clients that it gets are not left to a kill
+    observers.traces.set([one for one in read_traced(topology.runtime_dir) or [] if one["type"] != OF_RULES])
     if topology.settings.durability.level != "none":
         recover(worker, topology, number, inbox, succession)
     elif succession is not None:
@@ -245,9 +259,6 @@ def _start(topology: Topology, number: int) -> Worker:
     _load_plugins(hooked, topology, worker.router.log)
     _join_exhook(hooked, worker, topology, number, counters)
     _feed_events(hooked, worker, topology)
-
-    def drain(_signal: int, _frame: object) -> None:
-        worker.draining = True
 
     signal.signal(signal.SIGTERM, drain)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

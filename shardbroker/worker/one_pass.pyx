@@ -40,6 +40,7 @@ cdef class Worker:
     def run(self) -> None:
         """Serves until `draining` is set."""
         self.memory.keep_heap()
+        self.reporter.outlet()             # opened now: a log line must not need a descriptor, of which none may be left
         while not self.draining:
             if not self.router.serving and self.router.counters_segment.serving:
                 self.serve()

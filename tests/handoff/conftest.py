@@ -19,11 +19,16 @@ def replace(broker: Broker, worker: int) -> Any:
         return control.call("workers replace", worker=worker)
 
 
-@pytest.fixture(scope="module")
-def whole(authority: Authority) -> Iterator[Edge]:  # noqa: F811
+def of_all_transports(authority: Authority) -> Edge:  # noqa: F811
+    """A broker, not started, with a listener of each transport."""
     certfile = str(authority.directory / "broker.pem")
     listeners = {
         "ssl": {"type": "ssl", "tls.certfile": certfile}, "ws": {"type": "ws"}, "wss": {"type": "wss", "tls.certfile": certfile},
     }  # fmt: skip
-    with Edge(listeners, WORKERS, {"log.level": "debug"}) as broker:
+    return Edge(listeners, WORKERS, {"log.level": "debug"})
+
+
+@pytest.fixture(scope="module")
+def whole(authority: Authority) -> Iterator[Edge]:  # noqa: F811
+    with of_all_transports(authority) as broker:
         yield broker

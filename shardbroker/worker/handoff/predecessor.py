@@ -1,6 +1,7 @@
 """The worker that is replaced: it hands over its state and ends, or continues as before; docs/design/0016-handover.md."""
 
 import os
+import resource
 import signal
 import socket
 import time
@@ -24,6 +25,8 @@ ADOPTED_S = 10.0
 KILLED_S = 5.0
 """Longest wait for the end of a successor that was killed."""
 STEP_S = 0.001
+SPARE_DESCRIPTORS = 16
+"""Descriptors of one replacement at each of its ends (the pair, the memfd and its copies, pidfds), and some in reserve."""
 
 
 class _Refused(Exception):
@@ -36,17 +39,18 @@ def hand_over(worker: Worker, channel: int) -> bool:
     peer = Peer(socket.socket(fileno=channel))
     successor = -1
     try:
-        successor = _await_hello(worker, peer)
-        _check(state.obstacle(worker))
+        successor, pid = _await_hello(worker, peer)
+        _check(state.obstacle(worker) or _no_descriptors())
         began = time.monotonic()
         counters = b""
         try:
             _be_quiet(worker, began + QUIET_S)
             counters = state.saved_counters(worker)
-            _give(worker, peer, began)
+            _give(worker, peer, pid, began)
         except BaseException as error:
             _refuse(peer, str(error))
             _end(successor)
+            state.note_owner(worker, os.getpid())
             state.go_on(worker, counters, int((time.monotonic() - began) * 1000))
             raise
     except Exception as error:  # also a fault of ours: it costs the replacement, not the worker
@@ -69,8 +73,14 @@ def _check(reason: str) -> None:
         raise _Refused(reason)
 
 
-def _await_hello(worker: Worker, peer: Peer) -> int:
-    """Serves until the successor has started; returns a pidfd of it. Raises HandoffError, _Refused."""
+def _no_descriptors() -> str:
+    """Returns whether too few descriptors are left, for this process or for the successor, which needs a few more than this one."""
+    used, limit = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"{used} of {limit} descriptors are open" if used + SPARE_DESCRIPTORS > limit else ""
+
+
+def _await_hello(worker: Worker, peer: Peer) -> tuple[int, int]:
+    """Serves until the successor has started; returns a pidfd of it, and its pid. Raises HandoffError, _Refused."""
     deadline = time.monotonic() + HELLO_S
     while not peer.has_message(0.0):
         if time.monotonic() > deadline:
@@ -79,7 +89,11 @@ def _await_hello(worker: Worker, peer: Peer) -> int:
     hello, _ = peer.receive(deadline)
     if hello.get("hello") != FORMAT:
         raise _Refused(f"the successor reads format {hello.get('hello')} of the state, this worker writes {FORMAT}")
-    return os.pidfd_open(hello["pid"])
+    process = os.pidfd_open(hello["pid"])
+    if peer.has_message(0.0):
+        os.close(process)  # the number may be that of another process already
+        raise HandoffError("the successor has ended")
+    return process, hello["pid"]
 
 
 def _be_quiet(worker: Worker, deadline: float) -> None:
@@ -94,7 +108,7 @@ def _be_quiet(worker: Worker, deadline: float) -> None:
         time.sleep(STEP_S)
 
 
-def _give(worker: Worker, peer: Peer, began: float) -> None:
+def _give(worker: Worker, peer: Peer, pid: int, began: float) -> None:
     """Sends everything, up to the step that cannot be undone. Raises HandoffError, OSError; the worker can continue then, once the
     successor has ended."""
     deadline = time.monotonic() + ADOPTED_S
@@ -109,6 +123,7 @@ def _give(worker: Worker, peer: Peer, began: float) -> None:
     adopted, _ = peer.receive(deadline)
     if adopted.get("adopted") != len(descriptors):
         raise HandoffError("the successor has not adopted every connection")
+    state.note_owner(worker, pid)
     peer.send({"yours": True}, deadline)
 
 

@@ -16,12 +16,13 @@ import os
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import cbor2
 
-__all__ = ["FORMAT", "HandoffError", "Peer", "await_end", "receive_successor", "send_successor"]
+__all__ = ["FORMAT", "HandoffError", "Peer", "await_end", "discard_successor", "receive_successor", "send_successor"]
 
 FORMAT = 1
 """Version of the state. A successor with another one is refused."""
@@ -117,18 +118,38 @@ def await_end(process: int, timeout_s: float) -> bool:
 
 def send_successor(channel: int, end: int) -> None:
     """Gives a worker its end of the pair to a successor. Raises OSError."""
-    with socket.socket(fileno=os.dup(channel)) as sender:
+    with _borrowed(channel) as sender:
         socket.send_fds(sender, [_MARK], [end], socket.MSG_DONTWAIT)
 
 
 def receive_successor(channel: int) -> list[int]:
-    """Returns the end that was sent, or nothing."""
-    with socket.socket(fileno=os.dup(channel)) as receiver:
+    """Returns the end that was sent, or nothing. Raises HandoffError if no descriptor is left for it here: it is closed then, which
+    the successor notices."""
+    with _borrowed(channel) as receiver:
         try:
-            _, descriptors, _, _ = socket.recv_fds(receiver, len(_MARK), 1, socket.MSG_DONTWAIT)
+            _, descriptors, flags, _ = socket.recv_fds(receiver, len(_MARK), 1, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return []
+    if flags & socket.MSG_CTRUNC:
+        raise HandoffError("no descriptor is left for the pair to the successor")
     return descriptors
+
+
+def discard_successor(channel: int) -> None:
+    """Closes an end that was sent and not taken, if there is one."""
+    with suppress(HandoffError):  # closed for want of a descriptor
+        for end in receive_successor(channel):
+            os.close(end)
+
+
+@contextmanager
+def _borrowed(channel: int) -> Iterator[socket.socket]:
+    """The channel as an object, without another descriptor: there may be none left."""
+    borrowed = socket.socket(fileno=channel)
+    try:
+        yield borrowed
+    finally:
+        borrowed.detach()
 
 
 _MARK = b"successor"

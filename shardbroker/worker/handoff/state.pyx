@@ -31,7 +31,8 @@ from shardbroker.journal.schema import Kind, decode_items
 from shardbroker.worker.durability import RETENTION_THREAD
 
 __all__ = [
-    "adopt", "collect", "finish", "go_on", "leave", "obstacle", "quiet_pass", "reason_to_wait", "saved_counters", "shift_silence", "take_clock",
+    "adopt", "collect", "finish", "go_on", "leave", "note_owner", "obstacle", "quiet_pass", "reason_to_wait", "saved_counters",
+    "shift_silence", "take_clock",
 ]
 
 cdef enum:
@@ -65,6 +66,9 @@ def obstacle(Worker worker not None) -> str:
         return "durability.level is machine"
     if worker.durability.recorder is None and (router.retries.all() or router.retries.delays.waiting):
         return "deferred messages are in memory only, without a journal"
+    needed = worker.memory.measure()
+    if worker.memory.mark and worker.memory.taken() + needed > worker.memory.mark:
+        return f"{needed >> 20} MB for a second process are not left of overload.memory_high_water"
     if worker.durability.disk.stage:
         return "the disk does not take the journal"
     if router.journal_replays.active or router.lookups.active:
@@ -179,6 +183,11 @@ cdef list facts_of(Session session):
         session.key, session.known, session.logged, session.first_id if session.window is None or not session.window.count else 0,
         session.created_ms, held, replays, None if session.share_memory is None else [*session.share_memory.items()],
     ]
+
+
+def note_owner(Worker worker not None, int pid) -> None:
+    """Records the process that has the place, before it is told so: the supervisor must not end the one that serves."""
+    worker.router.counters_segment.note_pid(worker.number, pid)
 
 
 def leave(Worker worker not None) -> None:
