@@ -27,6 +27,7 @@ from shardbroker.cluster.messages import (
     POSITION_MAX,
     Announce,
     Claim,
+    Decline,
     Done,
     End,
     Ended,
@@ -38,6 +39,7 @@ from shardbroker.cluster.messages import (
     Key,
     Moved,
     NoState,
+    Offer,
     Queued,
     Rebuild,
     Refuse,
@@ -53,6 +55,7 @@ from shardbroker.cluster.messages import (
     Wait,
     Who,
 )
+from shardbroker.cluster.offers import OFFERS_MAX, Offers
 from shardbroker.cluster.outputs import (
     Accepted,
     Bind,
@@ -112,6 +115,12 @@ TAIL_MESSAGES = 200
 """Messages of one TAIL."""
 TAIL_BYTES = 512 << 10
 """Bytes of topics and bodies in one TAIL; a message that crosses it is the last one."""
+LATE_MS = 3_000
+"""How long a session that has moved may have messages that no other node has: peers have the routes of its new node 100 ms behind
+its STATE_ACK, and what they sent before is on its way. Later ones are sent to both nodes."""
+LEAVING_MAX = 50_000
+"""Sessions that have moved and are still forwarded, above which none is offered: each is looked at once a second for 60 s,
+and while a peer is not linked."""
 SESSIONS_HELD = 1_000
 """Sessions of one part of the answer to REBUILD."""
 UNAVAILABLE, TAKEN_OVER, BUSY_REASON, EXCLUSIVE = 0x88, 0x8E, 0x89, 0x97
@@ -185,6 +194,8 @@ class Holding:
     """GONE: END has arrived, and is answered from then on with an empty queue; 0: it has not."""
     is_ended: bool = False
     """GONE: END is answered."""
+    gone_ms: int = 0
+    """GONE: since when; after a start, since that."""
     idle_ms: int = 0
     """GONE: when it is looked at again."""
     tail: int = 0
@@ -217,6 +228,8 @@ class _Claim:
     ticket: int | None
     begun_ms: int
     is_exclusive: bool = False
+    offered_by: int = 0
+    """Node that has offered the session. Until a client connects, only a session of that node is taken, and none is created."""
     number: int = 0
     phase: Phase = Phase.CLAIMING
     digest: bytes = b""
@@ -274,6 +287,9 @@ class Claims:
         """OWNED."""
         self.leaving: Leaving[Holding] = Leaving()
         """MOVING, STALE and GONE, by uid."""
+        self.offers = Offers()
+        self.refuses_offers = False
+        """Whether this node takes no sessions of nodes that are evacuated."""
         self.figures = ClaimFigures()
         self._queues = queues
         self._claims: dict[Key, _Claim] = {}
@@ -298,7 +314,7 @@ class Claims:
         if holding.state == SessionState.OWNED:
             self.sessions[holding.key] = holding
         else:
-            holding.deadline_ms = now_ms + FORWARD_MS
+            holding.gone_ms, holding.deadline_ms = now_ms, now_ms + FORWARD_MS
             self.leaving[holding.uid] = holding
 
     def set_links(self, linked: set[int], all_linked: bool, is_isolated: bool) -> None:
@@ -395,13 +411,58 @@ class Claims:
         holding = self.sessions.pop(key, None)
         return [] if holding is None else [ToNode(self._registrar(key), Release(key, holding.generation))]
 
+    # --- evacuation ----------------------------------------------------------------------------------------------------
+
+    @property
+    def offers_left(self) -> int:
+        """Returns how many sessions may be offered now."""
+        if len(self.leaving) >= LEAVING_MAX:
+            return 0
+        return OFFERS_MAX - len(self.offers) - sum(one.state != SessionState.GONE for one in self.leaving.values())
+
+    def departing(self, now_ms: int) -> tuple[int, int]:
+        """Returns how many sessions are on their way or not merged, and how many have moved and may have late messages."""
+        moving = forwarding = 0
+        for holding in self.leaving.values():
+            if holding.state != SessionState.GONE:
+                moving += 1
+            elif now_ms - holding.gone_ms < LATE_MS or (holding.under_way is not None and not holding.is_whole):
+                forwarding += 1
+        return moving, forwarding
+
+    def offer(self, key: Key, nodes: Collection[int] | None, now_ms: int) -> list[SessionOutput]:
+        """Offers the session of an absent client to one of these nodes, or with None to any; to none while none takes it."""
+        holding = self.sessions.get(key)
+        if holding is None or holding.is_connected:
+            return []
+        peers = (self._members & self._linked) - {self.node_id}
+        node = self.offers.make(key, peers if nodes is None else peers.intersection(nodes), now_ms)
+        return [ToNode(node, Offer(key, holding.generation, holding.name))] if node else []
+
+    def _on_offer(self, node: int, offer: Offer, now_ms: int) -> list[SessionOutput]:
+        """Claims a session as for a client, unless this node has one or claims it."""
+        key = offer.key
+        if key in self.sessions or key in self._claims:
+            return []
+        if self.refuses_offers or self._is_isolated or len(self._claims) >= OFFERS_MAX:
+            return [ToNode(node, Decline(key, offer.generation))]
+        claim = self._claims[key] = _Claim(key, offer.name, False, None, now_ms, offered_by=node)
+        return self._ask(claim, now_ms)
+
+    @staticmethod
+    def _is_offered(claim: _Claim) -> bool:
+        """Returns whether a claim is for an offer alone: no client waits for the session."""
+        return claim.offered_by > 0 and claim.ticket is None
+
     # --- claims --------------------------------------------------------------------------------------------------------
 
     def _ask(self, claim: _Claim, now_ms: int) -> list[SessionOutput]:
         """Sends a claim, to the registrar or, if it is provisional, to the next node that may answer."""
+        is_late = self._is_isolated or now_ms - claim.begun_ms >= AGREE_MS
+        if is_late and self._is_offered(claim):
+            return self._end(claim, BUSY_REASON)     # the offer is repeated; nothing is won by a claim without agreement
         self._number += 1
-        claim.number, claim.phase, claim.is_queued = self._number, Phase.CLAIMING, False
-        claim.is_provisional = self._is_isolated or now_ms - claim.begun_ms >= AGREE_MS
+        claim.number, claim.phase, claim.is_queued, claim.is_provisional = self._number, Phase.CLAIMING, False, is_late
         if claim.is_provisional:
             nodes = [node for node in rank((self._members & self._linked) | {self.node_id}, claim.key.partition)]
             left = [node for node in nodes if node not in claim.tried and node != self.node_id]
@@ -433,6 +494,9 @@ class Claims:
 
     def _take(self, claim: _Claim, now_ms: int) -> list[SessionOutput]:
         """Takes the session from its holder."""
+        if self._is_offered(claim) and claim.holder != claim.offered_by:
+            claim.phase = Phase.TAKING               # it was granted
+            return self._end(claim, 0)               # it has moved since, or ended
         if claim.holder in (0, self.node_id):
             return self._create(claim)
         if claim.holder not in self._linked:
@@ -445,6 +509,8 @@ class Claims:
         """Applies `lost_session` to a client whose session is unreachable."""
         settings, is_late = self._settings(), claim.phase == Phase.LOST
         claim.phase = Phase.LOST
+        if self._is_offered(claim):
+            return self._end(claim, BUSY_REASON)
         if claim.is_exclusive:
             # A holder that is there and does not answer has it.
             return self._end(claim, BUSY_REASON) if claim.holder in self._linked else self._create(claim)
@@ -525,6 +591,10 @@ class Claims:
                 return self._on_take(node, message, now_ms)
             case NoState():
                 return self._on_no_state(node, message, now_ms)
+            case Offer():
+                return self._on_offer(node, message, now_ms)
+            case Decline(key, _):
+                self.offers.declined(key, node, now_ms)
             case State():
                 return self._on_state(node, message, now_ms)
             case StateAck(key, generation):
@@ -578,7 +648,7 @@ class Claims:
         match message.fault:
             case TakeFault.ABSENT:
                 claim.was_taken = True
-                return self._create(claim)
+                return self._end(claim, 0) if self._is_offered(claim) else self._create(claim)
             case TakeFault.STALE:
                 return self._end(claim, TAKEN_OVER)
             case TakeFault.HELD:
@@ -657,6 +727,7 @@ class Claims:
         if generation <= holding.generation or generation < holding.wanted:
             return [ToNode(node, NoState(key, generation, TakeFault.STALE))]
         del self.sessions[key]
+        self.offers.taken(key)
         if take.clean:
             return [EndSession(holding.uid), ToNode(node, NoState(key, generation, TakeFault.ABSENT))]
         holding.state, holding.peer, holding.granted = SessionState.MOVING, node, generation
@@ -691,6 +762,8 @@ class Claims:
             return []
         answer = ToNode(holding.peer, NoState(holding.key, generation, fault))
         if fault != TakeFault.ABSENT:
+            if fault == TakeFault.TOO_LARGE:
+                self.offers.too_large.add(holding.key)
             return [*self._return(holding, now_ms), answer]
         del self.leaving[uid]
         return [answer]
@@ -708,6 +781,7 @@ class Claims:
 
     def _gone(self, holding: Holding, now_ms: int) -> list[SessionOutput]:
         holding.state, holding.deadline_ms, holding.ask_ms = SessionState.GONE, now_ms + FORWARD_MS, 0
+        holding.gone_ms = now_ms
         holding.is_last_sent, holding.end_ms, holding.is_ended, holding.heir = False, 0, False, 0
         return [MovedAway(holding.uid)]
 
@@ -906,6 +980,7 @@ class Claims:
         for holding in [one for one in self.leaving.values() if one.idle_ms <= now_ms]:
             done += self._tick_leaving(holding, now_ms)
         done += self._announce(now_ms)
+        self.offers.tick(self.sessions, now_ms)
         self._held = [one for one in self._held if self.sessions.get(one.key) is one and one.deadline_ms]
         for holding in self._held:
             if now_ms >= holding.deadline_ms:

@@ -16,6 +16,7 @@ __all__ = [
     "Claim",
     "Data",
     "DataAck",
+    "Decline",
     "Done",
     "End",
     "Ended",
@@ -30,6 +31,7 @@ __all__ = [
     "Message",
     "Moved",
     "NoState",
+    "Offer",
     "Ping",
     "Pong",
     "Queued",
@@ -429,6 +431,21 @@ class Take(NamedTuple):
     clean: bool
 
 
+class Offer(NamedTuple):
+    """The sender, which is evacuated, asks the receiver to claim a session of an absent client."""
+
+    key: Key
+    generation: int
+    name: str                      # client id
+
+
+class Decline(NamedTuple):
+    """Answer to an offer that the receiver does not follow."""
+
+    key: Key
+    generation: int
+
+
 class NoState(NamedTuple):
     """The session is not given: TakeFault."""
 
@@ -511,6 +528,8 @@ SessionMessage = (
     | Find
     | Found
     | Take
+    | Offer
+    | Decline
     | NoState
     | State
     | StateAck

@@ -75,6 +75,8 @@ class FrameType(IntEnum):
     TAIL_ACK = 71
     END = 72
     ENDED = 73
+    OFFER = 74
+    DECLINE = 75
 
 
 _TYPES = frozenset(FrameType)

@@ -22,6 +22,7 @@ from shardbroker.cluster.merge import SEEN_MAX
 from shardbroker.cluster.messages import (
     Announce,
     Claim,
+    Decline,
     Done,
     End,
     Ended,
@@ -33,6 +34,7 @@ from shardbroker.cluster.messages import (
     Key,
     Moved,
     NoState,
+    Offer,
     Queued,
     Rebuild,
     Refuse,
@@ -77,6 +79,8 @@ LAYOUTS: dict[FrameType, tuple[type[Any], str]] = {
     FrameType.TAIL_ACK: (TailAck, "KQQbb"),
     FrameType.END: (End, "KQ"),
     FrameType.ENDED: (Ended, "KQ"),
+    FrameType.OFFER: (Offer, "KQt"),
+    FrameType.DECLINE: (Decline, "KQ"),
 }
 """Type of a frame to its message, and the kinds of its fields in their order: B, H, Q numbers of 8, 16, 64 bits; b a flag; m a
 bitmap of partitions; K a key; h a session; o a session or None; r bytes and t a text up to the end of the body."""
