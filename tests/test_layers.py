@@ -217,7 +217,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("one_pass",),
         # What works on a whole worker.
         (
-            "assembly", "claim_commands", "commands", "drain", "observers.commands",
+            "assembly", "claim_commands", "commands", "drain", "evacuation", "observers.commands",
             "handoff", "handoff.connections", "handoff.predecessor", "handoff.protocol", "handoff.state", "handoff.successor",
             "recovery", "recovery.repartition",
             "recovery.replay", "recovery.rings", "recovery.sessions", "recovery.start",

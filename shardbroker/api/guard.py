@@ -20,7 +20,7 @@ from shardbroker.control import ControlError
 __all__ = ["PREFIX", "Caller", "Guard", "Logins", "error_body"]
 
 PREFIX = "/api/v5"
-PUBLIC = {f"{PREFIX}/status", f"{PREFIX}/login", f"{PREFIX}/error_codes"}
+PUBLIC = {f"{PREFIX}/status", f"{PREFIX}/login", f"{PREFIX}/error_codes", f"{PREFIX}/load_rebalance/availability_check"}
 """Paths without authentication."""
 FOR_VIEWERS = {f"{PREFIX}/logout"}
 """Paths that a viewer may call with another method than GET."""

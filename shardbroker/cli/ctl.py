@@ -32,6 +32,8 @@ GROUPS = {
     "clients": "Clients: list, find, kick.",
     "sessions": "Sessions, with or without a connection.",
     "subscriptions": "Subscriptions of clients.",
+    "node": "This node.",
+    "node evacuate": "Evacuation of this node, before it is stopped.",
     "cluster core": "etcd as the core of the cluster: its members and their state.",
     "topics": "Topic filters with subscribers.",
     "routes": "Routes of messages.",

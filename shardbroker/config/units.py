@@ -26,6 +26,7 @@ __all__ = [
     "format_rate",
     "format_size",
     "mark_bytes",
+    "parse_duration",
 ]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
@@ -63,7 +64,8 @@ class Allowed:
 
 
 # `keys.allowed_text` replaces the text of these errors by what the field allows, with bounds.
-def _duration(value: object) -> float:
+def parse_duration(value: object) -> float:
+    """Returns the seconds of a duration. Raises ValueError."""
     if isinstance(value, bool):
         raise ValueError("not a duration")
     if isinstance(value, int | float):
@@ -81,7 +83,7 @@ def _duration(value: object) -> float:
 
 
 def _optional_duration(value: object) -> float | None:
-    return None if value is None or value == "disabled" else _duration(value)
+    return None if value is None or value == "disabled" else parse_duration(value)
 
 
 def _size(value: object) -> int:
@@ -162,7 +164,7 @@ def mark_bytes(text: str, total: int) -> int:
     return max(int(total * float(share[1]) / 100), LEAST_MARK)
 
 
-Duration = Annotated[float, BeforeValidator(_duration), Unit.DURATION]
+Duration = Annotated[float, BeforeValidator(parse_duration), Unit.DURATION]
 """Seconds; infinity means no limit. A bare number is seconds."""
 OptionalDuration = Annotated[float | None, BeforeValidator(_optional_duration), Unit.DURATION]
 """Seconds, or None for `disabled`."""

@@ -2,18 +2,48 @@
 
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from shardbroker.control.rest import Rest
 from shardbroker.control.verbs import Params, Verb, argument, table
 
-__all__ = ["OneNode", "Recovery"]
+__all__ = ["OneNode", "Recovery", "StartEvacuation"]
 
 NODE_MAX = 255
+NODES_MAX = 250
+REFERENCE_MAX = 1000
+"""Characters of a Server Reference, as `process.drain_server_reference`."""
+RATE_MAX = 10_000
+DURATION_MAX = 32
+
+
+def _as_text(value: object) -> object:
+    """Returns a number as seconds: EMQX takes both."""
+    return f"{value}s" if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Wait = Annotated[str, BeforeValidator(_as_text), StringConstraints(min_length=1, max_length=DURATION_MAX)]
+NodeName = Annotated[str, StringConstraints(min_length=1, max_length=NODE_MAX)]
 
 
 class OneNode(Params):
     node: Annotated[str, StringConstraints(min_length=1, max_length=NODE_MAX)] = argument("Name of the node, its node.name.")
+
+
+class StartEvacuation(Params):
+    conn_rate: int = Field(500, ge=1, le=RATE_MAX, description="Most clients that are disconnected in a second.")
+    sess_rate: int = Field(500, ge=1, le=RATE_MAX, description="Most sessions that move in a second.")
+    wait: Wait = Field(
+        "60s", description="Time in which clients are still accepted, so that load balancers notice, such as 60s; 0s: none."
+    )
+    wait_takeover: Wait = Field("60s", description="Time for clients to take their sessions along; then the rest moves.")
+    redirect_to: str = Field(
+        "", max_length=REFERENCE_MAX, pattern=r"^([!-~]+( [!-~]+)*)?$",
+        description="HOST:PORT of other nodes, separated by spaces: the Server Reference for 5.0 clients.",
+    )  # fmt: skip
+    migrate_to: list[NodeName] | None = Field(
+        None, max_length=NODES_MAX, description="Node that gets sessions, may be repeated; all others if left out."
+    )
 
 
 class Recovery(Params):
@@ -62,5 +92,25 @@ table(
         "cluster forget",
         "Free the id of a node that was removed. Its data directory may join again while the id is free.",
         OneNode, changes=True,
+    ),
+    Verb(
+        "node evacuate start",
+        "Empty this node: turn new clients away, disconnect the others, and move the sessions of absent ones to other nodes.",
+        StartEvacuation, changes=True,
+        rest=(Rest(
+            "POST /load_rebalance/{node}/evacuation/start", "Node", "start_evacuation",
+            names={"conn_evict_rate": "conn_rate", "sess_evict_rate": "sess_rate", "wait_health_check": "wait"},
+        ),),
+    ),
+    Verb(
+        "node evacuate stop",
+        "End the evacuation: this node accepts clients again.",
+        changes=True,
+        rest=(Rest("POST /load_rebalance/{node}/evacuation/stop", "Node", "stop_evacuation"),),
+    ),
+    Verb(
+        "node evacuate status",
+        "State of the evacuation of this node, what is left, and whether the node may be stopped.",
+        rest=(Rest("GET /load_rebalance/status", "Node", "load_rebalance_status"),),
     ),
 )  # fmt: skip

@@ -15,6 +15,7 @@ from shardbroker.management.disk_alarms import DiskAlarms
 from shardbroker.management.flows_calls import stopped_rules
 from shardbroker.management.gateway_state import failed_listeners
 from shardbroker.management.hold_alarms import HoldAlarms, HoldUse
+from shardbroker.stores.evacuation import read_evacuation
 from shm.counters import Counters
 from shm.records import encode_publish
 from shm.ring import Inbox
@@ -60,6 +61,7 @@ class AlarmWatch:
         self._damage = StandingAlarm(node, "files_damaged", "error")
         self._backends = StandingAlarm(node, "backend_unusable", "error")
         self._rules = StandingAlarm(node, "rules_stopped", "error")
+        self._evacuation = StandingAlarm(node, "node_evacuating")
         self._gateways = StandingAlarm(node, "gateway_listener_failed", "error")
         self._holds = HoldAlarms(node)
         self._actions, self._sources = ActionAlarms(node), ActionAlarms(node, "source")
@@ -82,7 +84,11 @@ class AlarmWatch:
         rules = self._rules.look(tuple(sorted(stopped)), text or "all rules are running", now_ms, {"count": len(stopped)})
         failed = failed_listeners(self._topology, self._counters, self._configuration.settings)
         gateways = self._gateways.look(tuple(failed), "; ".join(failed) or "all listeners of gateways are open", now_ms)
-        for alarm in (memory, loss, backends, rules, gateways, *self._disk.look(workers, now_ms), *self._look_at_cluster(now_ms)):
+        is_evacuated = read_evacuation(self._topology.data_dir) is not None
+        text = "clients are turned away until ctl node evacuate stop" if is_evacuated else "clients are accepted"
+        evacuation = self._evacuation.look(is_evacuated, text, now_ms)
+        found = (memory, loss, backends, rules, gateways, evacuation)
+        for alarm in (*found, *self._disk.look(workers, now_ms), *self._look_at_cluster(now_ms)):
             if alarm is not None:
                 self._send(alarm)
 

@@ -11,6 +11,7 @@ from shardbroker.management.alarms import AlarmList
 from shardbroker.management.audit import Audit
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.core_calls import CoreCalls
+from shardbroker.management.evacuation import Evacuator
 from shardbroker.management.rules import Rules
 from shardbroker.management.sinks import Sinks
 from shardbroker.management.streams import Streams
@@ -53,6 +54,7 @@ class Context:
     sources: Sinks
     streams: Streams
     core: CoreCalls
+    evacuation: Evacuator
     registries: list[Registry] = field(default_factory=list)
     """By worker."""
     view: ViewSegment | None = None

@@ -34,6 +34,7 @@ from shardbroker.management.configuration import Configuration
 from shardbroker.management.context import HANDLERS, Context
 from shardbroker.management.core_calls import CoreCalls
 from shardbroker.management.definitions import Definitions
+from shardbroker.management.evacuation import Evacuator
 from shardbroker.management.feed import Feed
 from shardbroker.management.flapping import FlappingBans
 from shardbroker.management.handlers.listeners import call_supervisor
@@ -169,6 +170,7 @@ class _Manager:
             Sinks(SOURCES, definitions),
             self._streams,
             CoreCalls(topology),
+            Evacuator(topology, self._counters, self._workers, view, self._log),
             [Registry(topology.registry_dir(worker)) for worker in range(topology.workers)],
             view,
         )
@@ -218,6 +220,7 @@ class _Manager:
             asyncio.create_task(self._watch_holds()),
             asyncio.create_task(take_snapshots(self._context)),
             asyncio.create_task(self._count_topics()),
+            asyncio.create_task(self._context.evacuation.run()),
         ]
         bind = settings.settings.prometheus.bind
         if bind != "disabled":

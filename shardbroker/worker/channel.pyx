@@ -26,12 +26,14 @@ from shardbroker.mqtt.packets import Connack
 from shardbroker.mqtt.spec import PropertyId, connack_return_code
 from shardbroker.worker.features import event_messages
 
-__all__ = ["SHORT_OF_MEMORY", "Channel"]
+__all__ = ["EVACUATED", "SHORT_OF_MEMORY", "Channel"]
 
 cdef uint64_t NEVER = <uint64_t>-1
 
 SHORT_OF_MEMORY = "memory limit reached (overload.memory_high_water)"
 """Reason of refusals above overload.memory_high_water."""
+EVACUATED = "this node is evacuated"
+"""Reason of refusals and disconnections by `ctl node evacuate`."""
 
 REASON_BYTES = 200
 """Longest Reason String sent, bytes."""
@@ -98,6 +100,8 @@ cdef class Channel(ClientOutput):
         self.context.count(CLIENT_CLOSED_REFUSED)
         if version == 5:
             properties = {PropertyId.REASON_STRING: reason.encode()} if reason else {}
+            if reason_code == USE_ANOTHER_SERVER and self.router.redirect:
+                properties[PropertyId.SERVER_REFERENCE] = self.router.redirect
             if self.context.hooks & HOOK_CLIENT_CONNACK:
                 properties = self.context.hooked.connack(self, reason_code, properties)
             encoded = Connack(False, reason_code, properties).encode(5)
@@ -198,6 +202,11 @@ cdef class Channel(ClientOutput):
         else:
             self.disconnect_with(SERVER_SHUTTING_DOWN, None)
         self.close(SERVER_SHUTTING_DOWN, SIDE_SERVER, "server shutting down", True)
+
+    def evacuated(self, bytes reference) -> None:
+        """Ends the connection because the node is evacuated. `reference`: Server Reference to another node, or empty."""
+        self.disconnect_with(USE_ANOTHER_SERVER, {PropertyId.SERVER_REFERENCE: reference} if reference else None)
+        self.close(USE_ANOTHER_SERVER, SIDE_SERVER, EVACUATED, True)
 
     def lost(self, str detail) -> None:
         """Ends the channel after its network connection ended without DISCONNECT."""

@@ -15,6 +15,7 @@ from shardbroker.session.session cimport Session
 from shardbroker.worker.authorization cimport Authorization
 from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.login cimport Login
+from shardbroker.worker.memory cimport REFUSE
 from shardbroker.worker.packets.connect cimport admit
 from shardbroker.worker.passed_ids cimport PassedIds
 from shardbroker.worker.session_queues cimport empty_window, first_queued, hand_over, ids_of, queue_ids, remove_from_queue, without
@@ -178,6 +179,8 @@ cdef class ClusterSessions(SessionClaims):
                     self.core.claims.arrived(uid, self.router.now_ms), self.router.now_ms, self.router.now_ms))
         if self.router.now_ms >= self.tick_ms:
             self.tick_ms = self.router.now_ms + TICK_MS
+            self.core.claims.refuses_offers = (
+                self.router.redirect is not None or self.router.memory_level >= REFUSE or self.router.disk_full)
             self.perform(self.core.tick(self.router.now_ms, self.router.now_ms))
             try:
                 self.exclusive.tick()
@@ -284,6 +287,20 @@ cdef class ClusterSessions(SessionClaims):
         if len(self.outgoing) < OUTGOING_MAX:
             self.outgoing.append((self.recorded(), node, message))
         return 0
+
+    # --- evacuation -----------------------------------------------------------------------------------------------------------
+
+    def can_move(self, bytes client_id not None) -> bool:
+        """Returns whether a session can be offered: its client id is UTF-8, and it was not found too large."""
+        key = self.key_of(client_id)
+        return key is not None and key not in self.core.claims.offers.too_large
+
+    def offer(self, bytes client_id not None, nodes) -> bool:
+        """Offers the session of an absent client to one of the nodes, or to any if `nodes` is None. Returns whether it was."""
+        now_ms = self.router.now_ms
+        outputs = self.core.claims.offer(self.key_of(client_id), nodes, now_ms)
+        self.perform(self.core.deliver(outputs, now_ms, now_ms))
+        return bool(outputs)
 
     # --- CONNECT --------------------------------------------------------------------------------------------------------------
 

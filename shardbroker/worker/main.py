@@ -21,6 +21,7 @@ from shardbroker.hooks.exhook import ExHook, presumed
 from shardbroker.hooks.plugins import PluginError, own_settings
 from shardbroker.hooks.wanted import read_wanted
 from shardbroker.logs.phrases import Line, log_line, print_line
+from shardbroker.stores.evacuation import read_evacuation
 from shardbroker.stores.exclusive import ExclusiveTable
 from shardbroker.stores.fed_events import read_fed_events
 from shardbroker.stores.registry import Registry
@@ -30,6 +31,7 @@ from shardbroker.stores.trace_state import OF_RULES, read_traced
 from shardbroker.worker.assembly import assemble
 from shardbroker.worker.commands import Commands
 from shardbroker.worker.drain import drain as drain_worker
+from shardbroker.worker.evacuation import Evacuation
 from shardbroker.worker.event_feed import EventFeed
 from shardbroker.worker.features.mountpoint import mounted_connection
 from shardbroker.worker.handoff.predecessor import hand_over
@@ -224,6 +226,9 @@ def _start(topology: Topology, number: int) -> Worker:
     worker.intake.mounted_connection = mounted_connection
     worker.command_queue.execute = Commands(worker, topology.spill_dir)
     worker.in_force = in_force
+    worker.evacuation = Evacuation(worker)
+    if (evacuated := read_evacuation(topology.data_dir)) is not None and evacuated.turns_away(time.time_ns() // 1_000_000):
+        worker.evacuation.begin(evacuated.redirect_to.encode())
     observers = Observers(worker.router, number)
     observers.configure(topology.settings)
     (access,) = topology.sending_ends("access", number)

@@ -47,6 +47,7 @@ cdef class Worker:
     cdef readonly AccessChecks access_checks
     cdef readonly CommandQueue command_queue
     cdef readonly object cluster           # shardbroker.worker.cluster_sessions.ClusterSessions; None: sessions never move
+    cdef public object evacuation          # shardbroker.worker.evacuation.Evacuation
     cdef public bint draining
     cdef Histogram pass_times
     cdef public object started             # called once all workers serve; a Python closure of the recovery, used once

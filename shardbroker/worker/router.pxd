@@ -67,6 +67,7 @@ cdef class Router(WorkerContext):
     # Shared with other workers
     cdef Counters counters_segment         # of all processes; None: there is no other worker
     cdef Epochs epochs                     # None when there is one worker only, as in the simulator
+    cdef public bytes redirect             # None: clients are accepted; else the node is evacuated: Server Reference for them, or b""
     # Settings
     cdef readonly object access_gate       # shardbroker.access.auth_client.AuthClient; None: everything is allowed
     cdef object login_type                 # shardbroker.worker.login.Login, where there is a gate

@@ -449,6 +449,33 @@ def test_a_broker_alone_is_a_cluster_of_one(rest: Rest) -> None:
     asked.add(("DELETE", "/api/v5/cluster/another/force_leave"))  # nodes are removed in tests/cluster/real/test_core.py
 
 
+def test_an_evacuation_begins_is_shown_to_load_balancers_and_ends(served: ApiBroker, rest: Rest, viewer: Rest) -> None:
+    node, balancer = rest.good("GET", "/nodes")[0]["node"], Rest(served.api_port)
+    path = f"/load_rebalance/{node}/evacuation"
+    assert rest.good("GET", "/load_rebalance/status") == {"status": "disabled"}
+    assert balancer.good("GET", "/load_rebalance/availability_check") == {}
+    assert viewer.refused("POST", f"{path}/start")[0] == 403
+    assert rest.refused("POST", "/load_rebalance/another/evacuation/start") == (404, "NOT_FOUND")
+    assert rest.refused("POST", f"{path}/start", {"conn_evict_rate": 0}) == (400, "BAD_REQUEST")
+    assert rest.refused("POST", f"{path}/stop") == (400, "BAD_REQUEST")
+    given = {"wait_health_check": 3600, "wait_takeover": "10s", "conn_evict_rate": 10, "sess_evict_rate": 20, "redirect_to": "a:1"}
+    rest.good("POST", f"{path}/start", given)
+    try:
+        found = rest.good("GET", "/load_rebalance/status")
+        assert (found["status"], found["process"], found["state"]) == ("enabled", "evacuation", "waiting_health_check")
+        assert (found["connection_eviction_rate"], found["session_eviction_rate"], found["session_recipients"]) == (10, 20, [])
+        assert set(found["stats"]) == {"initial_connected", "current_connected", "initial_sessions", "current_sessions"}
+        (shown,) = rest.good("GET", "/load_rebalance/global_status")["evacuations"]
+        assert (shown["node"], shown["state"]) == (node, "waiting_health_check")
+        assert balancer.refused("GET", "/load_rebalance/availability_check") == (503, "NODE_EVACUATING")
+        assert balancer.refused("GET", "/load_rebalance/status")[0] == 401
+        assert "is started" in balancer.good("GET", "/status")
+    finally:
+        rest.good("POST", f"{path}/stop")
+    assert balancer.good("GET", "/load_rebalance/availability_check") == {}
+    assert rest.good("GET", "/load_rebalance/global_status") == {"evacuations": [], "purges": [], "rebalances": []}
+
+
 def test_a_rule_from_nothing_to_nothing(served: ApiBroker, rest: Rest, viewer: Rest) -> None:
     made = rest.good("POST", "/rules", RULE)
     assert made["id"] == "hot" and made["from"] == ["rest/in"] and made["enable"] is True and made["created_at"].startswith("20")

@@ -450,6 +450,9 @@ def _(place: Place, version: int) -> str:
 refusal("a client without a session, while memory is short", "CONNECT", "CONNACK 0x97", "CONNACK 3", "client.closed.overload",
         "client disconnected", "reason=0x97", "memory limit reached",
         tested_by="tests/overload/test_overload.py::test_newcomers_are_refused_while_memory_is_short")  # fmt: skip
+refusal("any, while the node is evacuated", "CONNECT", "CONNACK 0x9C", "CONNACK 3", "client.closed.refused",
+        "client disconnected", "reason=0x9c", "this node is evacuated",
+        tested_by="tests/behaviour/test_evacuation.py::test_clients_are_turned_away_and_disconnected_at_a_rate")  # fmt: skip
 refusal("a session that stays, while the disk takes no writes", "CONNECT", "CONNACK 0x88", "CONNACK 3", "client.closed.refused",
         "client disconnected", "reason=0x88", "disk refuses writes",
         tested_by="tests/behaviour/test_refusing_disk.py"
@@ -855,6 +858,11 @@ def _(place: Place, version: int) -> str:
 def _(place: Place, version: int) -> str:
     with place.inside(version) as first, place.inside(version):
         return told(first)
+
+
+refusal("`shardbroker ctl node evacuate`", "management", "DISCONNECT 0x9C", "close", "client.disconnected",
+        "client disconnected", "reason=0x9c", "this node is evacuated",
+        tested_by="tests/behaviour/test_evacuation.py::test_clients_are_turned_away_and_disconnected_at_a_rate")  # fmt: skip
 
 
 @refusal("`shardbroker ctl clients kick`", "management", "DISCONNECT 0x98", "close", "client.closed.kicked",

@@ -1,7 +1,8 @@
 """The node: status, figures.
 
 By hand: EMQX's names of fields (`/cluster`, `/nodes`, `/stats`), a list of nodes around one result (`/metrics`), text (`/status`,
-`/prometheus/stats`), and what this process knows without a verb (`/monitor`, `/error_codes`).
+`/prometheus/stats`), a state as an error (`/load_rebalance/availability_check`), and what this process knows without a verb
+(`/monitor`, `/error_codes`).
 """
 
 import time
@@ -61,6 +62,22 @@ async def cluster(call: Call) -> dict[str, Any]:
         node = (await call("status"))["node"]
         return {"name": DEFAULT_NAME, "nodes": [node], "self": node}
     return {"name": found["cluster"], "nodes": [node["name"] for node in found["nodes"]], "self": found["self"]}
+
+
+@router.get("/load_rebalance/availability_check")
+async def availability_check(call: Call) -> dict[str, Any]:
+    """For load balancers: 503 while this node is evacuated."""
+    if (await call("node evacuate status"))["status"] == "enabled":
+        raise ControlError("NODE_EVACUATING", "Node Evacuating")
+    return {}
+
+
+@router.get("/load_rebalance/global_status")
+async def global_status(call: Call) -> dict[str, Any]:
+    """The evacuation of this node. Other nodes are not asked; `purges` and `rebalances` are empty."""
+    found = await call("node evacuate status")
+    evacuations = [{"node": call.node, **found}] if found.pop("status") == "enabled" else []
+    return {"evacuations": evacuations, "purges": [], "rebalances": []}
 
 
 @router.get("/nodes")

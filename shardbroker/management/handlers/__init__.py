@@ -7,6 +7,7 @@ from shardbroker.management.handlers import (
     cluster,
     configuration,
     delayed,
+    evacuation,
     exhooks,
     gateways,
     journals,
@@ -24,6 +25,7 @@ from shardbroker.management.handlers import (
 )
 
 __all__ = [
-    "access", "accounts", "clients", "cluster", "configuration", "delayed", "exhooks", "gateways", "journals", "listeners",
-    "messages", "node", "persistence", "plugins", "rules", "sinks", "snapshots", "streams", "subscriptions", "watching",
+    "access", "accounts", "clients", "cluster", "configuration", "delayed", "evacuation", "exhooks", "gateways", "journals",
+    "listeners", "messages", "node", "persistence", "plugins", "rules", "sinks", "snapshots", "streams", "subscriptions",
+    "watching",
 ]  # fmt: skip

@@ -41,6 +41,7 @@ async def status(context: Context, params: Params) -> dict[str, Any]:
         "peers": [{"name": peer.name, "link": peer.link, "routes": peer.routes, "lag": peer.lag} for peer in peers],
         "isolated": state.isolated,
         "epoch": state.epoch,
+        "evacuation": context.evacuation.state.value,
     }
     if topology.settings.cluster.has_core:
         members = {node.node_id: node.state for node in core_view(topology).nodes}

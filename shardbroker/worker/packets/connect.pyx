@@ -11,6 +11,7 @@ from shardbroker.mqtt.packets cimport Will as WillPacket
 from shardbroker.mqtt.spec cimport (
     BAD_AUTHENTICATION_METHOD, BAD_USER_NAME_OR_PASSWORD, CLIENT_IDENTIFIER_NOT_VALID, CONNACK_FIRST, NOT_AUTHORIZED,
     PACKET_TOO_LARGE, QOS_NOT_SUPPORTED, QUOTA_EXCEEDED, RETAIN_NOT_SUPPORTED, SERVER_UNAVAILABLE, SUCCESS,
+    USE_ANOTHER_SERVER,
 )
 from shardbroker.pubsub.message cimport make_message
 from shardbroker.session.context cimport NOTIFY_CONNECTED, WorkerContext
@@ -29,7 +30,7 @@ from shardbroker.mqtt.errors import MqttError, ProtocolError
 from shardbroker.mqtt.packets import Connack, encode_properties
 from shardbroker.mqtt.spec import PropertyId
 from shardbroker.mqtt.topics import check_topic_name
-from shardbroker.worker.channel import SHORT_OF_MEMORY
+from shardbroker.worker.channel import EVACUATED, SHORT_OF_MEMORY
 from shardbroker.worker.features import event_messages
 
 cdef uint64_t NEVER = <uint64_t>-1
@@ -56,6 +57,8 @@ cdef int on_connect(Channel channel, Connect packet) except -1:
     client_id = packet.client_id if facts is None else facts.get("client_id", packet.client_id)
     if not take_identity(channel, packet, client_id, facts):
         return 0
+    if channel.router.redirect is not None:
+        return channel.refuse(channel.version, USE_ANOTHER_SERVER, EVACUATED)
     if context.hooks & HOOK_CLIENT_CONNECT:
         refusal = context.hooked.connect(channel, packet)
         if refusal is not None:

@@ -1,0 +1,44 @@
+"""Evacuation of this node."""
+
+from typing import Any
+
+from shardbroker.config.units import parse_duration
+from shardbroker.control import ControlError
+from shardbroker.control.cluster_verbs import StartEvacuation
+from shardbroker.control.verbs import Params
+from shardbroker.management.context import Context, handles
+from shardbroker.stores.evacuation import Evacuation
+
+WAIT_MAX_S = 86_400.0
+
+
+@handles("node evacuate start")
+async def start(context: Context, params: StartEvacuation) -> dict[str, Any]:
+    """Raises ControlError."""
+    wanted = Evacuation(
+        params.conn_rate, params.sess_rate, _seconds("wait_takeover", params.wait_takeover), params.redirect_to,
+        tuple(params.migrate_to or ()), 0,
+    )  # fmt: skip
+    return context.evacuation.start(wanted, _seconds("wait", params.wait))
+
+
+@handles("node evacuate stop")
+async def stop(context: Context, params: Params) -> dict[str, Any]:
+    """Raises ControlError."""
+    context.evacuation.stop()
+    return context.evacuation.status()
+
+
+@handles("node evacuate status")
+async def status(context: Context, params: Params) -> dict[str, Any]:
+    return context.evacuation.status()
+
+
+def _seconds(name: str, text: str) -> float:
+    """Returns the seconds of a duration. Raises ControlError."""
+    try:
+        if (found := parse_duration(text)) <= WAIT_MAX_S:
+            return found
+    except ValueError:
+        pass
+    raise ControlError("BAD_REQUEST", f"{name}: must be a duration from 0s to 1d, such as 60s, got {text}")

@@ -1,0 +1,56 @@
+"""The evacuation of this node, in `<data_dir>/evacuation`: a worker, a manager or a broker that is started again continues it.
+
+The manager writes the file when an evacuation begins, and removes it when it is stopped.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from shardbroker.stores.files import replace_file
+
+__all__ = ["EVACUATION_FILE", "Evacuation", "read_evacuation", "remove_evacuation", "write_evacuation"]
+
+EVACUATION_FILE = "evacuation"
+
+
+@dataclass(frozen=True)
+class Evacuation:
+    """What was asked for, and what the node had when it began."""
+
+    conn_rate: int
+    """Connections a second."""
+    sess_rate: int
+    """Sessions a second."""
+    wait_takeover_s: float
+    redirect_to: str
+    """Server Reference; empty: none."""
+    migrate_to: tuple[str, ...]
+    """Names of nodes; empty: all."""
+    evicts_from_ms: int
+    """Unix ms from which on clients are turned away."""
+    initial_connected: int = 0
+    initial_sessions: int = 0
+
+    def turns_away(self, now_ms: int) -> bool:
+        """Returns whether clients are turned away at this time."""
+        return now_ms >= self.evicts_from_ms
+
+
+def write_evacuation(data_dir: Path, evacuation: Evacuation) -> None:
+    """Notes that this node is evacuated. Raises OSError."""
+    replace_file(data_dir / EVACUATION_FILE, json.dumps(asdict(evacuation)).encode() + b"\n")
+
+
+def read_evacuation(data_dir: Path) -> Evacuation | None:
+    """Returns the evacuation of this node; None without one, or if the file cannot be read: the node accepts clients."""
+    try:
+        found = json.loads((data_dir / EVACUATION_FILE).read_bytes())
+        return Evacuation(**{**found, "migrate_to": tuple(found["migrate_to"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remove_evacuation(data_dir: Path) -> None:
+    """Notes that this node accepts clients. Raises OSError."""
+    (data_dir / EVACUATION_FILE).unlink(missing_ok=True)
