@@ -30,9 +30,11 @@ WALK = (
     "docs/coming-from.md",
     "docs/cluster.md", "docs/performance.md", "docs/spark.md", "docs/operation-install.md", "docs/features.md",
     "docs/rules-tutorial.md", "docs/tracing.md", "docs/replay.md", "docs/streams.md",
-    "docs/operation-secure.md", "docs/operation-tune.md", "docs/access.md", "docs/listeners.md", "docs/operation-backup.md",
+    "docs/operation-secure.md", "docs/howto-jwt.md", "docs/howto-http.md", "docs/howto-postgresql.md", "docs/howto-mutual-tls.md",
+    "docs/operation-tune.md", "docs/access.md", "docs/listeners.md", "docs/operation-backup.md",
 )  # fmt: skip
 """In the order in which somebody new comes to them; from the installation on, with the service."""
+MERGE = shlex.quote(str(ROOT / "tests/docs/merge.py"))
 INSTALLATION = "docs/operation-install.md"
 NOT_RUN_MOST = 7
 """Examples that no test runs; those of whole pages count as one."""
@@ -52,7 +54,7 @@ cd {root} && rm -rf data || exit 9
 export PATH=/usr/local/bin:{root}/.venv/bin:$PATH
 logs=/run/examples/{page}; mkdir -p $logs
 trap 'fail "$at" "is not over after {page_s} s" /dev/null' TERM
-sudo() { "$@"; }
+sudo() { if [[ $1 == -u ]]; then runuser -u "$2" -- "${@:3}"; else "$@"; fi; }
 declare -a jobs; declare -A place
 
 fail() { echo "$1: $2"; cat "$3" 2>/dev/null; tail -n 20 $logs/*; finish; exit 1; }
@@ -114,7 +116,7 @@ def test_every_page_with_examples_is_walked() -> None:
 
 def missing() -> Iterator[str]:
     """What the pages take for granted, and what the tests have installed (make test)."""
-    programs = ("curl", "java", "make", "mosquitto_pub", "mosquitto_sub", "openssl")
+    programs = ("curl", "java", "make", "mosquitto_pub", "mosquitto_sub", "openssl", "pg_lsclusters")
     yield from (name for name in programs if shutil.which(name) is None)
     files = ("/etc/mosquitto/mosquitto.conf", ".venv/bin/shardbroker", ".venv/.spark")
     yield from (file for file in files if not (ROOT / file).exists())
@@ -190,7 +192,7 @@ def run(example: Example, marks: dict[str, str]) -> Iterator[str]:
         yield step("step", line, f"{marks['check']} {written}")
     elif kind == "toml":
         if file is not None:
-            yield step("step", line, f"python -m tests.docs.merge {file} {written}")
+            yield step("step", line, f"python {MERGE} {file} {written}")
         yield step("step", line, f"shardbroker config check --config {file or written}")
     elif kind == "python":
         yield step("endless" if "loop_forever" in text else "step", line, f"python {written}")
