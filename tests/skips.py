@@ -50,7 +50,10 @@ LISTED = (
             ("chromium", "tests/(edge|dashboard)/", "a browser"),
             ("systemd-.*", "tests/deploy/", "systemd's tools"),
             ("promtool", "tests/deploy/", "Prometheus"),
-            ("(curl|java|make|mosquitto_.ub|openssl|pg_lsclusters|/etc/mosquitto.*|, )+", "tests/docs/", "what the pages use"),
+            (
+                "(curl|java|make|mosquitto_.ub|openssl|pg_lsclusters|promtool|/etc/mosquitto.*|, )+",
+                "tests/docs/", "what the pages use",
+            ),
         )
     ),
     Listed("needs bonsai", "tests/access/", "compiled with OpenLDAP's headers", f"{PACKAGES}; make tools"),

@@ -3,10 +3,11 @@
 import http.client
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from shardbroker.control import Control
@@ -14,7 +15,8 @@ from shm.counters import HISTOGRAMS, NAMES
 from tests.harness import Broker, Client, Publish, client_id_on, free_port, until
 
 pytestmark = pytest.mark.own_broker
-PANELS = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
+ROOT = Path(__file__).parents[2]
+PANELS, PAGE, ALERTS = ROOT / "docs/grafana-dashboard.json", ROOT / "docs/metrics.md", ROOT / "deploy/prometheus/alerts.yaml"
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -113,14 +115,41 @@ def test_anything_but_metrics_is_refused(scraped: tuple[Broker, int], method: st
 
 def test_every_metric_of_the_dashboard_is_there(scraped: tuple[Broker, int]) -> None:
     dashboard = json.loads(PANELS.read_text())
-    asked = {
-        name
-        for panel in dashboard["panels"]
-        for target in panel.get("targets", ())
-        for name in re.findall(r"shardbroker_\w+", target["expr"])
-    }
-    found = {name for name, _ in samples(get(scraped[1])[2])}
-    assert asked and asked <= found | {name.removesuffix("_total") for name in found}
+    texts = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    assert metrics_of(texts) <= names(scraped)
+
+
+def test_every_metric_of_the_alerts_is_there(scraped: tuple[Broker, int]) -> None:
+    """Those of clusters, gateways and connectors, which this broker has none of, are documented."""
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    found = metrics_of(rule["expr"] for rule in group["rules"])
+    others = re.compile(r"shardbroker_(cluster|gateway|connector|action)_")
+    assert {name for name in found if not others.match(name)} <= names(scraped)
+    assert {name for name in found if others.match(name)} <= documented()
+
+
+def metrics_of(expressions: Iterable[str]) -> set[str]:
+    found = {name for text in expressions for name in re.findall(r"shardbroker_\w+", text)}
+    assert found
+    return found
+
+
+def names(scraped: tuple[Broker, int]) -> set[str]:
+    return {form for name, _ in samples(get(scraped[1])[2]) for form in (name, name.removesuffix("_total"))}
+
+
+def documented() -> set[str]:
+    """Names in the table of docs/metrics.md, where `..._x` takes the place of the end of the name before it."""
+    found: set[str] = set()
+    for line in PAGE.read_text().splitlines():
+        words: list[str] = []
+        for name in re.findall(r"`(shardbroker_\w+|\.\.\._\w+)", line.split(" | ")[0]):
+            if name.startswith("..."):
+                found |= {"_".join(words[:count]) + name.removeprefix("...") for count in range(2, len(words))}
+            else:
+                words = name.split("_")
+                found.add(name)
+    return found
 
 
 def test_figures_of_rules(scraped: tuple[Broker, int]) -> None:

@@ -17,7 +17,7 @@ from tests.docs.pages import PAGES, ROOT, with_reasons
 
 COMMAND = re.compile(r"(?:^|[|;&(]\s*|sudo\s+)(?:\.venv/bin/|/opt/shardbroker/bin/)?shardbroker\s+(.*)")
 INLINE = re.compile(r"`((?:sudo )?(?:\.venv/bin/)?shardbroker [a-z][^`]*)`")
-FOLDERS = ("acceptor", "docs", "examples", "fuzz", "perf", "shardbroker", "shm", "spark", "systemd", "tests")
+FOLDERS = ("acceptor", "deploy", "docs", "examples", "fuzz", "perf", "shardbroker", "shm", "spark", "systemd", "tests")
 END_OF_COMMAND = ("|", ";", "&", "&&", "||", ">", "2>", ")", "#")
 
 

@@ -31,7 +31,7 @@ WALK = (
     "docs/cluster.md", "docs/performance.md", "docs/spark.md", "docs/operation-install.md", "docs/features.md",
     "docs/rules-tutorial.md", "docs/tracing.md", "docs/replay.md", "docs/streams.md",
     "docs/operation-secure.md", "docs/howto-jwt.md", "docs/howto-http.md", "docs/howto-postgresql.md", "docs/howto-mutual-tls.md",
-    "docs/operation-tune.md", "docs/access.md", "docs/listeners.md", "docs/operation-backup.md",
+    "docs/howto-alerts.md", "docs/operation-tune.md", "docs/access.md", "docs/listeners.md", "docs/operation-backup.md",
 )  # fmt: skip
 """In the order in which somebody new comes to them; from the installation on, with the service."""
 MERGE = shlex.quote(str(ROOT / "tests/docs/merge.py"))
@@ -116,7 +116,7 @@ def test_every_page_with_examples_is_walked() -> None:
 
 def missing() -> Iterator[str]:
     """What the pages take for granted, and what the tests have installed (make test)."""
-    programs = ("curl", "java", "make", "mosquitto_pub", "mosquitto_sub", "openssl", "pg_lsclusters")
+    programs = ("curl", "java", "make", "mosquitto_pub", "mosquitto_sub", "openssl", "pg_lsclusters", "promtool")
     yield from (name for name in programs if shutil.which(name) is None)
     files = ("/etc/mosquitto/mosquitto.conf", ".venv/bin/shardbroker", ".venv/.spark")
     yield from (file for file in files if not (ROOT / file).exists())
