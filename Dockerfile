@@ -17,7 +17,7 @@ RUN SYSTEM_PACKAGES=no make install \
 FROM ${BASE}
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install -y --no-install-recommends ca-certificates python3 \
+ && apt-get install -y --no-install-recommends ca-certificates etcd-server python3 \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --system --uid 1883 --user-group --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin shardbroker \
  && install -d -o shardbroker -g shardbroker -m 0700 /var/lib/shardbroker
