@@ -60,7 +60,7 @@ def test_a_command_is_there_with_its_options(page: str, text: str) -> None:
         found = help_of(chain)
         assert found is not None, f"{page}: there is no shardbroker {verb}"
         said = found
-        for word in plain[1:3]:  # verbs of verbs: ctl clients list
+        for word in plain[1:4]:  # verbs of verbs: ctl node evacuate start
             for one in word.split("|"):
                 deeper = help_of((*chain, one)) if re.fullmatch(r"[a-z][a-z0-9-]*", one) and one in said else None
                 if deeper is not None:

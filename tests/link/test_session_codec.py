@@ -144,14 +144,14 @@ def test_the_largest_tail_fits_into_a_frame() -> None:
 def test_a_truncated_or_longer_body_is_a_fault_or_another_message(message: SessionMessage) -> None:
     """Messages that end with a text or digest have another one; all others are refused."""
     kind, body = encode_session(message)
-    open_end = isinstance(message, Claim | Rebuild | Who | Take | State)
+    open_end = isinstance(message, Claim | Rebuild | Who | Take | Offer | State)
     least = len(encode_session(message._replace(**OPEN[type(message)]))[1]) if open_end else len(body)
     for other in [*(body[:size] for size in range(len(body))), body + b"\0", body + body]:
         if open_end and len(other) >= least:
             try:
                 assert decode_session(kind, other) != message
             except PeerFault as fault:  # a character was cut
-                assert isinstance(message, Take) and fault.reason == ByeReason.PROTOCOL_ERROR
+                assert isinstance(message, Take | Offer) and fault.reason == ByeReason.PROTOCOL_ERROR
             continue
         if isinstance(message, Sessions) and len(other) >= 141 and not (len(other) - 141) % 27:
             assert decode_session(kind, other) != message
@@ -161,7 +161,10 @@ def test_a_truncated_or_longer_body_is_a_fault_or_another_message(message: Sessi
         assert found.value.reason == ByeReason.PROTOCOL_ERROR
 
 
-OPEN = {Claim: {"digest": b""}, Rebuild: {"digest": b""}, Who: {"digest": b""}, Take: {"name": ""}, State: {"body": b""}}
+OPEN = {
+    Claim: {"digest": b""}, Rebuild: {"digest": b""}, Who: {"digest": b""},
+    Take: {"name": ""}, Offer: {"name": ""}, State: {"body": b""},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("message", SMALL, ids=lambda message: type(message).__name__)
@@ -219,10 +222,10 @@ def test_flags_are_those_that_exist() -> None:
 
 
 def test_large_frames_are_those_that_may_be_large() -> None:
-    """What is dropped first is asked for or sent again, and nothing else exceeds a few hundred bytes but TAKE with its name."""
+    """What is dropped first is asked for or sent again. Nothing else exceeds a few hundred bytes, but a name in TAKE and OFFER."""
     for message in MESSAGES:
         kind, body = encode_session(message)
-        assert kind in BULK_FRAMES or len(body) < 300 or (kind == FrameType.TAKE and len(body) <= 65_535 + 19)
+        assert kind in BULK_FRAMES or len(body) < 300 or (kind in (FrameType.TAKE, FrameType.OFFER) and len(body) <= 65_535 + 19)
 
 
 def test_a_header_is_no_part_of_a_body() -> None:
