@@ -228,7 +228,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "access", "action_alarms",
             "alarm_watch", "alarms", "audit", "client_events", "client_topics", "cluster_view", "configuration", "core_calls",
-            "definitions", "disk_alarms", "feed", "flows_calls", "gateway_state", "hold_alarms", "stream_holds",
+            "definitions", "disk_alarms", "evacuation", "feed", "flows_calls", "gateway_state", "hold_alarms", "stream_holds",
             "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "rules", "server", "sinks", "streams",
             "sys_publisher", "sys_topics",
             "topic_metrics", "trace_lines", "tracing", "workers",
@@ -238,7 +238,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("exhook_state", "prometheus", "scheduled_snapshots", "scrape", "snapshots"),
         (
             "handlers", "handlers.access", "handlers.accounts", "handlers.clients", "handlers.cluster", "handlers.configuration",
-            "handlers.delayed",
+            "handlers.delayed", "handlers.evacuation",
             "handlers.exhooks", "handlers.gateways", "handlers.journals", "handlers.listeners", "handlers.messages",
             "handlers.node", "handlers.persistence", "handlers.plugins", "handlers.rules", "handlers.sinks", "handlers.snapshots",
             "handlers.streams", "handlers.subscriptions",
