@@ -15,7 +15,9 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["LaunchError", "Running", "launched", "on_core"]
+from shardbroker.control import Control, ControlError
+
+__all__ = ["LaunchError", "Running", "controlled", "launched", "on_core"]
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
@@ -99,6 +101,18 @@ def launched(command: str, core: int | None, transport: str = "tcp") -> Iterator
                 _end(process)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def controlled(data_dir: Path) -> Control:
+    """Connects to a shardbroker that was launched: its manager may be ready later than its listeners. Raises ControlError."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            return Control(data_dir)
+        except ControlError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def _filled(word: str, known: dict[str, str]) -> str:

@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 
 from perf.figures import Figure
-from perf.launch import launched
-from shardbroker.control import Control, ControlError
+from perf.launch import controlled, launched
+from shardbroker.control import ControlError
 from shardbroker.flows.feed import JournalFeed
 from shardbroker.flows.rule_table import RuleTable
 from shardbroker.flows.runner import Runner, collect_seldom
@@ -165,7 +165,7 @@ def republish(seconds: float, core: int | None) -> Iterator[Figure]:
 def _make_rule(data_dir: Path) -> None:
     action = {"function": "republish", "args": {"topic": "out/${topic}", "qos": 0, "payload": "${payload}"}}
     try:
-        with Control(data_dir) as control:
+        with controlled(data_dir) as control:
             control.call("rules create", id="perf", sql='SELECT topic, payload FROM "in/#"', actions=json.dumps([action]))
     except (ControlError, OSError) as error:
         raise RulesError(f"rule not made: {error}") from error

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from perf.figures import Figure
-from perf.launch import Running, launched
+from perf.launch import Running, controlled, launched
 from shardbroker.config.sinks.types import ALIASES, SINK_TYPES
 from shardbroker.connectors.errors import ConnectorError, describe
 from shardbroker.control import Control, ControlError
@@ -144,7 +144,7 @@ def of_broker(kind: str, connector: dict[str, Any], parameters: dict[str, Any], 
 def _define(data_dir: Path, kind: str, connector: dict[str, Any], parameters: dict[str, Any]) -> None:
     action = {"connector": "perf", "parameters": parameters}
     try:
-        with Control(data_dir) as control:
+        with controlled(data_dir) as control:
             control.call("connectors probe", id=f"{kind}:perf", definition=json.dumps(connector))
             control.call("connectors add", id=f"{kind}:perf", definition=json.dumps(connector))
             control.call("actions add", id=f"{kind}:perf", definition=json.dumps(action))
