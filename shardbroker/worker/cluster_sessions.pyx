@@ -451,6 +451,7 @@ cdef class ClusterSessions(SessionClaims):
         """Takes a client that returns. It may come from another session of its id: one that was merged into this one, or one that
         is not known here yet."""
         cdef Place place = session.place
+        place.released = False             # what was released on the former connection is not answered on this one
         if not place.mixed:
             if self.core.claims.is_settled(self.router.now_ms):
                 return 0

@@ -399,6 +399,26 @@ def test_a_client_that_had_no_other_session_is_sent_no_pubrel_before_a_message(n
     assert [type(packet) for packet in again.take()] == [wire.Publish]
 
 
+def test_a_wrong_acknowledgement_is_a_fault_again_once_nothing_is_released_first(net: Net) -> None:
+    """PUBCOMP of a packet id that was released first is accepted before PUBREC, and on that connection only."""
+    net.nodes[1].connect("c").subscribe("t", 2)
+    publisher = net.nodes[1].connect("publisher")
+    net.split(1, 2)
+    doubted = net.nodes[1].connect("c")
+    publisher.publish("t", b"x", 2)
+    doubted.take()
+    released, published = doubted.packets[-2:]
+    assert isinstance(released, wire.Pubrel) and isinstance(published, wire.Publish)
+    doubted.send(wire.pubcomp(released.packet_id))
+    assert not doubted.channel.is_closing
+    net.heal()
+    net.run(SETTLE_MS + 5_000)
+    again = net.nodes[1].connect("c")
+    again.take()
+    again.send(wire.pubcomp(released.packet_id))
+    assert again.channel.is_closing
+
+
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_queue_that_needs_several_tails_is_merged_into_a_session_whose_client_is_slow(net: Net, qos: int) -> None:
     """What the other session has handed over is not what it has delivered: the queue of the winner keeps it."""
