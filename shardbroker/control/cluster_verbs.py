@@ -27,7 +27,7 @@ NodeName = Annotated[str, StringConstraints(min_length=1, max_length=NODE_MAX)]
 
 
 class OneNode(Params):
-    node: Annotated[str, StringConstraints(min_length=1, max_length=NODE_MAX)] = argument("Name of the node, its node.name.")
+    node: NodeName = argument("Name of the node, its node.name.")
 
 
 class StartEvacuation(Params):

@@ -50,9 +50,11 @@ class ImageError(ValueError):
     """The bytes are not the image of a session: damaged, foreign, or of a later version."""
 
 
-cdef class ImageRecorder(BufferRecorder):
-    """Records of one session; the journal's marks of what it has are left alone."""
-    cdef set written                       # ids of messages
+cdef class StateRecorder(BufferRecorder):
+    """Records of sessions; a message is written once, and the journal's marks of what it has are left alone."""
+
+    def __cinit__(self):
+        self.written = set()
 
     cdef int message(self, Message message) except -1:
         cdef object id = (message.id_high, message.id_low)
@@ -60,6 +62,10 @@ cdef class ImageRecorder(BufferRecorder):
             return 0
         self.written.add(id)
         return BufferRecorder.message(self, message)
+
+
+cdef class ImageRecorder(StateRecorder):
+    """Records of one session that moves to another node."""
 
     cdef int replayed(self, ReplaySubscription replay) except -1:
         return 0                           # positions are those of journals that stay behind
@@ -77,7 +83,6 @@ def write_image(Session session not None) -> bytes:
     """The whole session. It is not changed; its journal takes no notice."""
     cdef ImageRecorder recorder = ImageRecorder.__new__(ImageRecorder)
     recorder.buffer = RecordBuffer()
-    recorder.written = set()
     save(session, recorder, True)
     body = bytes(recorder.buffer)
     header = _HEADER.pack(_MAGIC, 0, _VERSION, 0, len(recorder.buffer), session.context.now_ms, session.created_ms)

@@ -12,8 +12,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from shardbroker.journal.buffer cimport RecordBuffer
-from shardbroker.journal.recorder cimport BufferRecorder
-from shardbroker.pubsub.message cimport Message
+from shardbroker.journal.images cimport StateRecorder
 from shardbroker.session.delivery cimport Delivery
 from shardbroker.session.image cimport save
 from shardbroker.session.session cimport Session
@@ -39,18 +38,6 @@ cdef enum:
     SLOT_MS = 64                           # of the timer wheel
 
 cdef uint32_t OUT_OF_JOURNAL = 0           # `logged` of messages that arrive as records
-
-
-cdef class StateRecorder(BufferRecorder):
-    """Records of many sessions; a message is written once."""
-    cdef set written                       # ids of messages
-
-    cdef int message(self, Message message) except -1:
-        cdef object id = (message.id_high, message.id_low)
-        if id in self.written:
-            return 0
-        self.written.add(id)
-        return BufferRecorder.message(self, message)
 
 
 # --- the predecessor ----------------------------------------------------------------------------------------------------------------
@@ -152,7 +139,6 @@ def collect(Worker worker not None) -> tuple[dict, list[int]]:
     worker.reporter.outlet().wake()
     worker.reporter.events = 0
     recorder.buffer = RecordBuffer()
-    recorder.written = set()
     for session in router.sessions.values():
         if not session.logged:
             save(session, recorder, True)
