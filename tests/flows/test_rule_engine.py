@@ -35,8 +35,8 @@ def test_messages_of_the_broker_are_seen_only_if_wanted(broker: RulesBroker) -> 
             client.subscribe("$SYS/brokers/+/uptime", 0)
             for _ in range(2):
                 client.expect(Publish)
+            seen = broker.rule_figures("in")[0]
             client.publish("in", b"x", qos=1)
-        seen = broker.rule_figures("in")[0]
         until(lambda: broker.rule_figures("in")[0] > seen)
 
     pass_time()

@@ -44,6 +44,16 @@ def held(broker: Broker) -> dict[str, int]:
     return {process.name(): process.num_fds() for process in processes}
 
 
+def no_more(broker: Broker, before: dict[str, int]) -> None:
+    """No process has more descriptors than before, when the connection of a verb that had just ended may have been among them."""
+
+    def look() -> bool:
+        now = held(broker)
+        return now.keys() == before.keys() and all(now[name] <= count for name, count in before.items())
+
+    until(look, lambda: f"{held(broker)}, before {before}")
+
+
 def readers(broker: Broker) -> int:
     """Processes that have a place as readers of the registry of worker 0."""
     (file,) = {
@@ -82,7 +92,7 @@ def test_failed_attempts_leave_nothing_open_and_clients_go_on(authority: Authori
                 client.publish("back", b"%d" % attempt, 1)
                 assert other.expect(Publish).payload == b"%d" % attempt
             before = before or held(broker)
-        until(lambda: held(broker) == before, lambda: f"{held(broker)}, before {before}")
+        no_more(broker, before or {})
 
 
 def test_many_replacements_leave_nothing_open(whole: Edge) -> None:
@@ -94,7 +104,7 @@ def test_many_replacements_leave_nothing_open(whole: Edge) -> None:
             replace(whole, 0)
             client.publish("many", b"%d" % number, 1)
             client.expect(Publish, payload=b"%d" % number)
-        until(lambda: held(whole) == before, lambda: f"{held(whole)}, before {before}")
+        no_more(whole, before)
         assert readers(whole) <= read + 1
 
 
