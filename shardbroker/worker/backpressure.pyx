@@ -12,6 +12,8 @@ from shm.counters cimport OVERLOAD_PUBLISHERS_PAUSED
 from shm.posix cimport EPOLLIN
 from shm.records cimport RECORD_PAUSE, RecordHeader
 
+from shm.counters import ProcessState
+
 __all__ = ["Backpressure"]
 
 cdef enum:
@@ -114,8 +116,13 @@ cdef class Backpressure:
         return 0
 
     cdef int send_pause(self, int process, bytes client_id) except -1:
-        """Sends the pause to another worker. If its ring has no room, its publishers wait already; it is repeated later."""
+        """Sends the pause to another worker. If its ring has no room, its publishers wait already; it is repeated later.
+
+        One that has no clients, or has ended while this one is drained, is sent none: what is unread in its ring stays for the next start.
+        """
         cdef RecordHeader header
+        if self.router.counters_segment.state(process) != ProcessState.READY:
+            return 0
         memset(&header, 0, sizeof(header))
         header.kind = RECORD_PAUSE
         header.sent_us = <uint32_t>self.turn.start_us
