@@ -40,6 +40,8 @@ class HeldSockets:
     """The sockets passed and not taken yet, by name."""
 
     by_name: dict[str, list[int]] = field(default_factory=dict)
+    stored: tuple[str, ...] = ()
+    """Names of listeners with sockets that the service manager has kept."""
 
     @classmethod
     def handed_over(cls, environment: MutableMapping[str, str] | None = None) -> "HeldSockets":
@@ -63,6 +65,7 @@ class HeldSockets:
             os.set_inheritable(descriptor, False)
             os.set_blocking(descriptor, False)
             held.by_name.setdefault(name, []).append(descriptor)
+        held.stored = tuple(name.removeprefix(KEPT_PREFIX) for name in held.by_name if name.startswith(KEPT_PREFIX))
         return held
 
     def take(self, name: str, bind: str) -> HeldListener:
@@ -94,6 +97,10 @@ class SocketStore:
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
         self._kept: dict[str, tuple[int, ...]] = {}
+
+    def begin(self, stored: Iterable[str]) -> None:
+        """Notes the listeners whose sockets the service manager has from the last start: those of removed ones would stay open."""
+        self._kept = dict.fromkeys(stored, ())
 
     def follow(self, listeners: Iterable[ListenerSockets]) -> None:
         """Updates the stored sockets after listeners were added, changed or removed."""

@@ -89,7 +89,9 @@ class Supervisor:
                 node = enrolled(self._settings, self._signals)
                 if node is None:
                     return 0
-                topology = lay_out(self._settings, usable_cores(), self._loaded, HeldSockets.handed_over(), self._roles, node)
+                held = HeldSockets.handed_over()
+                self._store.begin(held.stored)
+                topology = lay_out(self._settings, usable_cores(), self._loaded, held, self._roles, node)
                 for path, problem in distrusted(topology.instance)[:DISTRUSTED_LINES]:
                     used = topology.runtime_dir
                     _log(log_line("shared memory name not trusted", path=path, reason=problem, used=used), "WARNING")

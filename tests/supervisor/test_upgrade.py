@@ -102,6 +102,25 @@ def test_own_sockets_are_kept_for_the_next_start_with_another_number_of_acceptor
                 Client(second.address, 5).close()
 
 
+def test_the_service_manager_forgets_the_sockets_of_a_listener_that_was_removed(tmp_path: Path) -> None:
+    """Else the port stays taken, and clients that connect to it wait for ever."""
+    port = free_port()
+    with ServiceManager() as manager:
+        arguments = (f"--listen=tcp://127.0.0.1:{port}", "--acceptors=1")
+        first = manager.supervise(Broker(1, data_dir=tmp_path, arguments=arguments))
+        first.start()
+        manager.until("READY")
+        manager.until("FDSTORE")
+        manager.until("FDSTORE")
+        stop(first)
+        assert {*manager.kept} == {"shardbroker.default", "shardbroker.listen-2"}
+        given = {name: list(numbers) for name, numbers in manager.kept.items()}
+        with manager.supervise(Broker(1, data_dir=tmp_path, arguments=("--acceptors=1",)), given) as second:
+            Client(second.address, 5).close()
+            assert manager.until("FDSTOREREMOVE")["FDNAME"] == "shardbroker.listen-2"
+            assert {*manager.kept} == {"shardbroker.default"}
+
+
 def test_kept_sockets_of_another_address_are_closed() -> None:
     with listening() as end, socket.socket() as other:
         other.bind(("127.0.0.1", 0))
