@@ -12,6 +12,7 @@ The choices follow from the seed, the moments do not: processes need more or les
 import argparse
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
@@ -314,9 +316,13 @@ def _clients(nodes: Nodes, seed: int) -> Iterator[tuple[list[Publisher], list[Re
 
 
 def run(
-    seed: int, kills: int, seconds: float, count_: int = 3, workers: int = 2, level: str = "process", kinds: Sequence[str] = KINDS
-) -> Outcome:
-    """Makes one run, of so many kills or so many seconds, with these kinds of faults."""
+    seed: int, kills: int, seconds: float, count_: int = 3, workers: int = 2, level: str = "process", kinds: Sequence[str] = KINDS,
+    keep: Path | None = None,
+) -> Outcome:  # fmt: skip
+    """Makes one run, of so many kills or so many seconds, with these kinds of faults.
+
+    With `keep`, what the nodes have on disk and have printed, and what happened to them, is there after a run that is not good.
+    """
     outcome, rng = Outcome(seed), random.Random(seed)
     settings = {
         "cluster.registry": "on", "cluster.lost_session": WAIT, "cluster.join_timeout": JOIN, "mqtt.max_mqueue_len": 0,
@@ -352,6 +358,14 @@ def run(
                 with suppress(AssertionError):
                     broker.kill()
                 broker.clear_shared()
+        if keep is not None and not outcome.is_good:
+            shutil.copytree(directory, keep)
+            for number, broker in nodes.brokers.items():
+                (keep / f"node-{number}.log").write_text("".join(broker.output))
+            began = time.time() - time.monotonic()
+            times = [datetime.fromtimestamp(began + at, UTC).isoformat(timespec="milliseconds") for at, _ in outcome.history]
+            lines = (f"{at} {text}\n" for at, (_, text) in zip(times, outcome.history, strict=True))
+            (keep / "history.log").write_text("".join(lines))
     return outcome
 
 
@@ -423,6 +437,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--level", choices=("process", "machine"), default="process", help="durability.level")
     parser.add_argument("--kind", default=",".join(KINDS), help="of %(default)s")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="new directory for data and logs of the nodes after a loss")
     given = parser.parse_args()
     kinds = given.kind.split(",")
     if not {*kinds} <= {*KINDS}:
@@ -431,7 +446,7 @@ def main() -> int:
         parser.error(reason)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the nodes end with us
     print(f"seed {given.seed}", flush=True)
-    outcome = run(given.seed, given.kills, given.seconds, given.nodes, given.workers, given.level, kinds)
+    outcome = run(given.seed, given.kills, given.seconds, given.nodes, given.workers, given.level, kinds, given.keep)
     print(outcome, flush=True)
     return 0 if outcome.is_good else 1
 
