@@ -31,7 +31,9 @@ WALK = (
     "docs/cluster.md", "docs/performance.md", "docs/spark.md", "docs/operation-install.md", "docs/features.md",
     "docs/rules-tutorial.md", "docs/tracing.md", "docs/replay.md", "docs/streams.md",
     "docs/operation-secure.md", "docs/howto-jwt.md", "docs/howto-http.md", "docs/howto-postgresql.md", "docs/howto-mutual-tls.md",
-    "docs/howto-alerts.md", "docs/operation-tune.md", "docs/access.md", "docs/listeners.md", "docs/operation-backup.md",
+    "docs/howto-proxies.md", "docs/howto-alerts.md",
+    "docs/operation-tune.md", "docs/sizing.md", "docs/access.md", "docs/listeners.md", "docs/operation-backup.md",
+    "docs/howto-letsencrypt.md",
 )  # fmt: skip
 """In the order in which somebody new comes to them; from the installation on, with the service."""
 MERGE = shlex.quote(str(ROOT / "tests/docs/merge.py"))
