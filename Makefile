@@ -189,7 +189,7 @@ docs: tools
 	$(BIN)/python -m shardbroker.config.mqtt_pxd > shardbroker/session/mqtt_settings.pxd
 	$(BIN)/shardbroker config reference > docs/configuration.md
 	$(BIN)/shardbroker ctl reference > docs/ctl.md
-	$(BIN)/python -m shardbroker.cli.reference > docs/cli.md
+	$(BIN)/python -c "from shardbroker.cli import main, reference; print(reference.reference(main.main), end='')" > docs/cli.md
 	$(BIN)/python -m shardbroker.api.reference > docs/rest.md
 	$(BIN)/python -m shardbroker.hooks.reference > docs/hooks.md
 	$(BIN)/python -m shardbroker.rules.reference > docs/rule-events.md

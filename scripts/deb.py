@@ -16,8 +16,10 @@ from hashlib import md5
 from importlib.metadata import version
 from pathlib import Path
 
+from shardbroker.cli.main import main as program
+from shardbroker.cli.manual import manual
 from shardbroker.deploy.environment import MANIFEST, CopyError, build, plan
-from shardbroker.deploy.install_layout import CONFIGURATION, placed_files
+from shardbroker.deploy.install_layout import CONFIGURATION, MANUAL, placed_files
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "deploy" / "debian"
@@ -30,6 +32,7 @@ PLACES = {
     "/etc/sysusers.d/": "/usr/lib/sysusers.d/",
     "/etc/tmpfiles.d/": "/usr/lib/tmpfiles.d/",
     "/etc/sysctl.d/": "/usr/lib/sysctl.d/",
+    MANUAL: "/usr/share/man/",
 }
 """Directories of the administrator, and those of packages."""
 EXPORT = "shardbroker-export"
@@ -106,7 +109,7 @@ def lay(tree: Path) -> None:
     new_directory(prefix.parent)
     build(plan(export=False), PYTHON, prefix, PREFIX)
     (prefix / MANIFEST).unlink()  # `shardbroker install` neither replaces nor removes what belongs to the package
-    for file in placed_files(PREFIX):
+    for file in placed_files(PREFIX, manual(program)):
         if EXPORT not in file.path:
             write(tree / packaged(file.path).lstrip("/"), file.content, file.mode)
     new_directory(tree / "usr/bin")

@@ -5,14 +5,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from shardbroker.cli.reference import Program
 from shardbroker.deploy import InstallError, Target, install, uninstall
 from shardbroker.deploy.install_layout import DEFAULT_PREFIX
 
 __all__ = ["add_install"]
 
 
-def add_install(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds both commands."""
+def add_install(commands: "argparse._SubParsersAction[Any]", program: Program) -> None:
+    """Adds both commands; the manual has the help of all commands of the program."""
     for name, run, text in (
         ("install", install, "install this environment as a systemd service"),
         ("uninstall", uninstall, "remove the service, but not configuration and data"),
@@ -23,12 +24,14 @@ def add_install(commands: "argparse._SubParsersAction[Any]") -> None:
         parser.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help="root directory of an image")
         if run is install:
             parser.add_argument("--python", metavar="FILE", help="interpreter of the environment, of the running version")
-        parser.set_defaults(run=lambda arguments, run=run: _run(run, arguments))
+        parser.set_defaults(run=lambda arguments, run=run: _run(run, arguments, program))
 
 
-def _run(run: Any, arguments: argparse.Namespace) -> int:
+def _run(run: Any, arguments: argparse.Namespace, program: Program) -> int:
+    from shardbroker.cli.manual import manual  # which loads all settings
+
     python = getattr(arguments, "python", None)
-    target = Target(arguments.root.resolve(), arguments.prefix.rstrip("/") or "/", arguments.dry_run, python)
+    target = Target(arguments.root.resolve(), arguments.prefix.rstrip("/") or "/", arguments.dry_run, python, manual(program))
     try:
         run(target, lambda text: print(text, flush=True))
     except InstallError as error:

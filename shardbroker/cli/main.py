@@ -88,7 +88,7 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     verb.add_argument("--rules", type=Path, metavar="NEW", help="new file of rules (.toml), converted from mosquitto's acl_file")
     verb.set_defaults(run=_import)
     add_journal(commands, _add_sources)
-    add_install(commands)
+    add_install(commands, main)
     add_tune(commands)
     back = commands.add_parser("restore", help="restore a file of `ctl backup` to a new data directory")
     back.add_argument("file", type=Path, metavar="FILE")

@@ -3,12 +3,13 @@
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
 
-from shardbroker.cli.main import main
+__all__ = ["Program", "commands", "reference"]
 
-__all__ = ["reference"]
+Program = Callable[[list[str]], int]
+"""`shardbroker.cli.main.main`, which imports the commands, and so cannot be imported by them."""
 
 COLUMNS = 100
 INTRODUCTION = """\
@@ -25,36 +26,32 @@ SHOWN: dict[tuple[str, ...], tuple[str, ...]] = {("perf",): ("p2p", "compare", "
 _VERB = re.compile(r"^    ([a-z]+)(?= |$)", re.MULTILINE)
 
 
-def reference() -> str:
+def reference(program: Program) -> str:
     """Returns the page."""
-    sections = (f"## shardbroker {' '.join(words)}\n\n```text\n{help_of(words)}\n```\n" for words in commands(()))
+    sections = (f"## shardbroker {' '.join(words)}\n\n```text\n{help_of(program, words)}\n```\n" for words in commands(program))
     return "\n".join((INTRODUCTION, *sections))
 
 
-def commands(above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def commands(program: Program, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yields the commands below `above`, at the lowest level, unless only some verbs are shown."""
-    verbs = _VERB.findall(help_of(above))
+    verbs = _VERB.findall(help_of(program, above))
     if not verbs or above in SHOWN:
         yield above
     for verb in SHOWN.get(above, verbs):
         if verb not in ELSEWHERE:
-            yield from commands((*above, verb))
+            yield from commands(program, (*above, verb))
 
 
-def help_of(words: tuple[str, ...]) -> str:
+def help_of(program: Program, words: tuple[str, ...]) -> str:
     """Returns the help as printed, at a width that does not depend on the terminal."""
     before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), str(COLUMNS)
     out = io.StringIO()
     try:
         with redirect_stdout(out), suppress(SystemExit):
-            main([*words, "--help"])
+            program([*words, "--help"])
     finally:
         if before is None:
             del os.environ["COLUMNS"]
         else:
             os.environ["COLUMNS"] = before
     return "\n".join(line.rstrip() for line in out.getvalue().strip().splitlines())
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

@@ -1,5 +1,7 @@
 """The files of an installation besides the environment, each with place, owner and mode."""
 
+import gzip
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -8,6 +10,7 @@ __all__ = [
     "DEFAULT_PREFIX",
     "DIRECTORIES",
     "LINK",
+    "MANUAL",
     "SYSCTL",
     "SYSUSERS",
     "UNITS",
@@ -25,6 +28,7 @@ CONFIGURATION = "/etc/shardbroker/shardbroker.toml"
 SYSUSERS = "/etc/sysusers.d/shardbroker.conf"
 SYSCTL = "/etc/sysctl.d/60-shardbroker.conf"
 LINK = "/usr/local/bin/shardbroker"
+MANUAL = "/usr/local/share/man/"
 UNITS = (
     "shardbroker.service",
     "shardbroker@.service",
@@ -65,8 +69,8 @@ DIRECTORIES = (
 """The same as in tmpfiles.d/shardbroker.conf."""
 
 
-def placed_files(prefix: str) -> list[Placed]:
-    """Returns all files, for an environment at `prefix`."""
+def placed_files(prefix: str, manual: Mapping[str, str]) -> list[Placed]:
+    """Returns all files, for an environment at `prefix`, and the pages of the manual by file name."""
     source = files("shardbroker.deploy") / "files"
 
     def read(*parts: str) -> bytes:
@@ -81,4 +85,5 @@ def placed_files(prefix: str) -> list[Placed]:
         Placed(SYSCTL, read("sysctl.d", "60-shardbroker.conf")),
         *(Placed(f"/etc/systemd/system/{name}", unit(name)) for name in UNITS),
         Placed(CONFIGURATION, read("config", "shardbroker.toml"), USER, 0o640, keep=True),
+        *(Placed(f"{MANUAL}{name}.gz", gzip.compress(page.encode(), mtime=0)) for name, page in manual.items()),
     ]

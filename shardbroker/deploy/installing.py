@@ -3,8 +3,8 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardbroker.deploy.environment import CopyError, Plan, build, choose_python, manifest, manifest_of, plan
@@ -53,6 +53,8 @@ class Target:
     prefix: str = DEFAULT_PREFIX
     dry_run: bool = False
     python: str | None = None
+    manual: Mapping[str, str] = field(default_factory=dict)
+    """Pages by file name."""
 
     @property
     def live(self) -> bool:
@@ -132,7 +134,7 @@ def _install_steps(target: Target) -> Iterator[Step]:
     text = f"environment {target.prefix}, {len(planned)} files, with {python}"
     yield text, None if same else lambda: _replace_environment(planned, python, prefix, target.prefix)
     yield _link_step(target)
-    files = placed_files(target.prefix)
+    files = placed_files(target.prefix, target.manual)
     for file in files:
         if file.path != SYSUSERS:
             continue
@@ -169,7 +171,7 @@ def _install_steps(target: Target) -> Iterator[Step]:
 def _uninstall_steps(target: Target) -> Iterator[Step]:
     if target.live and target.at(f"/etc/systemd/system/{UNITS[0]}").exists():
         yield f"stop and disable {', '.join(STOPPED)}", _stop_units
-    for file in placed_files(target.prefix):
+    for file in placed_files(target.prefix, target.manual):
         path = target.at(file.path)
         if not file.keep:
             yield f"remove {file.path}", path.unlink if path.exists() else None

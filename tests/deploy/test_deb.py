@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from scripts import deb
+from shardbroker.cli.main import main
+from shardbroker.cli.manual import manual
 from tests.deploy.machine import ROOT, Machine, why_not
 
 pytestmark = [
@@ -76,6 +78,7 @@ def test_files_are_where_packages_put_them(package: Path) -> None:
         "usr/lib/sysctl.d/60-shardbroker.conf",
         "usr/lib/sysusers.d/shardbroker.conf",
         "usr/lib/tmpfiles.d/shardbroker.conf",
+        *(f"usr/share/man/{name}.gz" for name in manual(main)),
         *(f"usr/share/doc/shardbroker/{one}" for one in ("CHANGELOG.md.gz", "changelog.gz", "copyright")),
     }
     assert not [name for name in entries if name.endswith((".pyx", ".c"))]

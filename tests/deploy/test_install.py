@@ -36,6 +36,9 @@ TREE = {
     "opt/shardbroker/manifest.json": "root:root 0644",
     "opt/shardbroker/pyvenv.cfg": "root:root 0644",
     "usr/local/bin/shardbroker": "-> /opt/shardbroker/bin/shardbroker",
+    "usr/local/share/man/man1/shardbroker-ctl.1.gz": "root:root 0644",
+    "usr/local/share/man/man1/shardbroker.1.gz": "root:root 0644",
+    "usr/local/share/man/man5/shardbroker.toml.5.gz": "root:root 0644",
     "var/lib/shardbroker": "shardbroker:shardbroker 0700",
     "var/lib/shardbroker-export": "shardbroker:shardbroker 0750",
 }

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from shardbroker.cli.main import main
+from shardbroker.cli.manual import manual
 from shardbroker.deploy.install_layout import CONFIGURATION, DEFAULT_PREFIX, DIRECTORIES, UNITS, placed_files
 
 pytestmark = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
@@ -30,7 +32,7 @@ def test_systemd_finds_nothing_wrong(unit: str, tmp_path: Path) -> None:
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    for file in placed_files(str(tmp_path / "opt")):
+    for file in placed_files(str(tmp_path / "opt"), {}):
         if Path(file.path).name in UNITS:
             (tmp_path / Path(file.path).name).write_bytes(file.content)
     name = unit.replace("@.", "@edge.")
@@ -65,7 +67,7 @@ def test_an_instance_differs_in_its_places_only() -> None:
 
 
 def test_another_prefix_is_in_every_unit() -> None:
-    for file in placed_files("/srv/mqtt"):
+    for file in placed_files("/srv/mqtt", manual(main)):
         assert DEFAULT_PREFIX.encode() not in file.content, file.path
 
 

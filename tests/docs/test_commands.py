@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from shardbroker.cli.main import main
 from shardbroker.cli.reference import reference
 from tests.docs.pages import PAGES, ROOT, with_reasons
 
@@ -78,7 +79,7 @@ def test_a_command_is_there_with_its_options(page: str, text: str) -> None:
 def test_the_page_of_the_command_line_has_every_command_and_option() -> None:
     """How argparse lays help out differs between versions of Python, so it is not compared to the letter."""
     page = (ROOT / "docs/cli.md").read_text()
-    for section in reference().split("\n## ")[1:]:
+    for section in reference(main).split("\n## ")[1:]:
         name, _, text = section.partition("\n")
         _, found, written = page.partition(f"## {name}\n")
         assert found, name
