@@ -221,6 +221,10 @@ class Topology:
         """Returns the file with the state of the process `cluster`, JSON."""
         return self.runtime_dir / "core.json"
 
+    def link_report(self, number: int) -> Path:
+        """Returns the file with what a link process reports: shardbroker/stores/link_reports.py."""
+        return self.runtime_dir / f"link-{number}.json"
+
     @property
     def leaves_file(self) -> Path:
         """Returns the file that is there if this node leaves the cluster when it stops."""

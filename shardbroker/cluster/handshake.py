@@ -21,6 +21,7 @@ from shardbroker.cluster.messages import POSITION_MAX, Hello, Message, Welcome
 
 __all__ = [
     "AUTH_TIMEOUT_MS",
+    "FEATURE_LOAD",
     "NAME_BYTES_MAX",
     "NODE_ID_MAX",
     "PROTO_MAX",
@@ -32,6 +33,9 @@ __all__ = [
 
 PROTO_MIN = PROTO_MAX = 1
 """Versions of the protocol that this code speaks."""
+FEATURE_LOAD = 1
+"""Feature of a node that takes LOAD."""
+FEATURES = FEATURE_LOAD
 NODE_ID_MAX = 250
 """Node ids are 1 to 250: 8 bits, with room for marks."""
 NAME_BYTES_MAX = 255
@@ -104,7 +108,7 @@ class Handshake:
         """Returns this side's HELLO."""
         me = self.me
         who = me.node_id, me.name, me.address, me.cluster, me.node_uuid, me.incarnation
-        return Hello(self.channel, *who, PROTO_MIN, PROTO_MAX, 0, self.nonce)
+        return Hello(self.channel, *who, PROTO_MIN, PROTO_MAX, FEATURES, self.nonce)
 
     def start(self) -> list[Message]:
         """Returns what this side sends first."""

@@ -28,6 +28,7 @@ __all__ = [
     "Here",
     "Key",
     "Leaving",
+    "Load",
     "Message",
     "Moved",
     "NoState",
@@ -118,6 +119,19 @@ class Pong(NamedTuple):
 
     number: int
     clock_ms: int                  # Unix ms
+
+
+class Load(NamedTuple):
+    """What the sender's broker has and does. It decides which sessions move, and nothing about what is delivered."""
+
+    connections: int
+    sessions: int                  # with those of connected clients
+    received: int                  # messages a second
+    sent: int                      # messages a second
+    uptime_s: int
+    load1: int                     # of the machine over a minute, hundredths
+    turns_away: bool               # new clients are turned away
+    version: str
 
 
 class Leaving(NamedTuple):
@@ -547,6 +561,7 @@ Message = (
     | Ping
     | Pong
     | Leaving
+    | Load
     | RoutesFrom
     | RoutesResume
     | RoutesBegin

@@ -11,11 +11,12 @@ from random import Random
 
 from shardbroker.cluster.core import CoreView
 from shardbroker.cluster.faults import ByeReason, PeerFault
-from shardbroker.cluster.handshake import AUTH_TIMEOUT_MS, Handshake, Identity
+from shardbroker.cluster.handshake import AUTH_TIMEOUT_MS, FEATURE_LOAD, Handshake, Identity
 from shardbroker.cluster.messages import (
     Bye,
     Hello,
     Leaving,
+    Load,
     Message,
     Ping,
     Pong,
@@ -75,6 +76,8 @@ class Signals:
         self.suback = SubackWait() if suback is None else suback
         # An earlier process may have sent the SUBACK of any of them.
         self.suback.sent = source.head
+        self.load: Load | None = None
+        """Sent with each PING to the nodes that take it."""
         self._cookie, self._source, self._store, self._nonces = cookie, source, store, nonces
         self._auth_timeout_ms = auth_timeout_ms
         self._slots = DumpSlots()
@@ -148,6 +151,9 @@ class Signals:
                 return self.view.on_ping(link, message, clock_ms, now_ms)
             case Pong():
                 self.view.on_pong(link, message, now_ms)
+            case Load():
+                link.load = message
+                return []
             case RoutesFrom() | RoutePartAck() | RouteAck():
                 answers = sender.receive(message, now_ms)
             case RoutesResume() | RoutesBegin() | RoutesPart() | RoutesEnd() | RouteEntries():
@@ -265,9 +271,16 @@ class Signals:
             done.append(one)
             if isinstance(one, Close):
                 self._forget(one.connection, now_ms)
+            elif isinstance(one, Send) and self.load is not None and self._takes_load(one.connection):
+                done.append(Send(one.connection, self.load))
         done += self._pump(now_ms)
         self._purge()
         return [*done, *self._release(now_ms)]
+
+    def _takes_load(self, number: int) -> bool:
+        connection = self._connections.get(number)
+        peer = None if connection is None else connection.handshake.peer
+        return peer is not None and bool(peer.features & FEATURE_LOAD)
 
     def set_seeds(self, seeds: Iterable[str], now_ms: int) -> list[Output]:
         """Makes these addresses the members."""

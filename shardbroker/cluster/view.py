@@ -29,7 +29,7 @@ from random import Random
 from shardbroker.cluster.core import CoreNode, CoreView
 from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.handshake import Identity
-from shardbroker.cluster.messages import Hello, Ping, Pong
+from shardbroker.cluster.messages import Hello, Load, Ping, Pong
 from shardbroker.cluster.outputs import Close, Dial, Established, Gone, Output, Send
 from shardbroker.cluster.rendezvous import owners
 from shardbroker.cluster.session_view import SessionView
@@ -122,6 +122,8 @@ class PeerLink:
     ping_due_ms: int = 0
     pings: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Number of each ping without PONG to the times it was sent at, monotonic and wall clock."""
+    load: Load | None = None
+    """As the connected node has reported it last; None: it has not."""
     rtt_ms: int = 0
     skew_ms: int = 0
     """Wall clock of the peer minus that of this node, to half a round trip."""
@@ -436,7 +438,7 @@ class View:
         link.pings.clear()
         link.pause_ms = REDIAL_FIRST_MS
         link.routes_in, link.routes_out, link.has_left = RouteState.DISCONNECTED, False, False
-        link.peer_state, link.digest = NodeState.JOINING, b""
+        link.peer_state, link.digest, link.load = NodeState.JOINING, b"", None
         done.append(Established(hello.node_id, hello.incarnation, hello.address, is_new))
         self._settle(now_ms)
         return done
@@ -446,7 +448,7 @@ class View:
         link = self.links.get(address)
         if link is None:
             return
-        link.state, link.connection = LinkState.DOWN, None
+        link.state, link.connection, link.load = LinkState.DOWN, None, None
         link.routes_in, link.routes_out = RouteState.DISCONNECTED, False
         link.dial_ms = now_ms + self._rng.randint(link.pause_ms // 2, link.pause_ms)
         link.pause_ms = min(2 * link.pause_ms, REDIAL_MAX_MS)

@@ -3,6 +3,8 @@ memory than its bytes, whatever a peer sends.
 
     HELLO     channel u16, node id u16, incarnation u64, proto min and max u16, features u64, cluster, uuid, nonce 16 bytes each,
               sizes of name and address u16, name, address
+    LOAD      connections, sessions, messages received and sent a second, uptime in s, load in hundredths u32 each,
+              whether clients are turned away u8, version
     PART, LOG numbers u64, then routes: count u32 | flags u8... | members u32... | sizes of filters u16... |
               sizes of groups u16... | filters and groups one after the other
 
@@ -19,6 +21,7 @@ from shardbroker.cluster.messages import (
     Bye,
     Hello,
     Leaving,
+    Load,
     Message,
     Ping,
     Pong,
@@ -44,6 +47,9 @@ HELLO = Struct("<HHQHHQ16s16s16sHH")
 PROOF_BYTES = 32
 PING = Struct("<QqB")
 DIGEST_BYTES_MAX = 16
+LOAD = Struct("<IIIIII?")
+LOAD_NUMBER_MAX = (1 << 32) - 1
+VERSION_BYTES_MAX = 64
 REASON = Struct("<H")
 BYE_BYTES_MAX = 1_000
 COUNT = Struct("<I")
@@ -80,6 +86,10 @@ def encode(message: Message) -> bytes:
             return pack_frame(FrameType.BYE, REASON.pack(reason) + text.encode()[:BYE_BYTES_MAX])
         case Ping(number, clock_ms, digest, state):
             return pack_frame(FrameType.PING, PING.pack(number, clock_ms, state) + digest)
+        case Load():
+            *numbers, turns_away, version = message
+            numbers = [min(max(0, number), LOAD_NUMBER_MAX) for number in numbers]
+            return pack_frame(FrameType.LOAD, LOAD.pack(*numbers, turns_away) + version.encode()[:VERSION_BYTES_MAX])
     if isinstance(message, SessionMessage):
         return pack_frame(*encode_session(message))
     kind = _TYPE_OF[type(message)]
@@ -140,6 +150,14 @@ def _ping(frame: Frame) -> Ping:
     return Ping(number, clock_ms, digest, state)
 
 
+def _load(frame: Frame) -> Load:
+    *numbers, turns_away = LOAD.unpack_from(frame.body)
+    version = frame.body[LOAD.size :]
+    if len(version) > VERSION_BYTES_MAX or not version.decode().isprintable():
+        raise _malformed(frame, f"version must be printable and have at most {VERSION_BYTES_MAX} bytes")
+    return Load._make((*numbers, turns_away, version.decode()))
+
+
 def _numbers(frame: Frame) -> Message:
     kind, layout = NUMBERS[frame.type]
     message: Message = kind(*layout.unpack(frame.body))
@@ -191,6 +209,7 @@ _DECODERS: dict[FrameType, Callable[[Frame], Message]] = {
     FrameType.WELCOME: _welcome,
     FrameType.BYE: _bye,
     FrameType.PING: _ping,
+    FrameType.LOAD: _load,
     **dict.fromkeys(NUMBERS, _numbers),
     **dict.fromkeys(BATCHES, _batch),
 }

@@ -43,6 +43,7 @@ from shardbroker.link.streams import decode_message, encode_message
 from shardbroker.link.wire import Wire
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
+from shardbroker.stores.link_reports import ERROR_MAX, REPORT_MS, write_report
 from shm.counters import Counters, ProcessState
 from shm.epochs import Epochs
 from shm.ring import Inbox
@@ -109,6 +110,8 @@ class Setup:
     """Whether workers are ending: what arrives stays with its sender."""
     ticked: Callable[[int], None] = lambda now_ms: None
     """Called every 50 ms or so."""
+    report: Callable[[dict[int, dict[str, Any]], dict[str, str]], None] = lambda links, errors: None
+    """Called each second: state of each peer by node id, last error by address."""
 
 
 class _Link:
@@ -154,6 +157,9 @@ class DataProcess:
         self._resolved: list[tuple[str, Any]] = []
         self._logged: dict[tuple[str, str], int] = {}
         self._failing: set[int] = set()
+        self._errors: dict[str, str] = {}
+        """Address of a peer without a connection to the last error."""
+        self._report_ms = 0
         self._next_tick_ms = 0
         self._is_idle = False
         self._more = False
@@ -322,6 +328,8 @@ class DataProcess:
     def _tick(self, now_ms: int) -> list[Output]:
         self.setup.ticked(now_ms)
         self._take_view(now_ms)
+        if now_ms - self._report_ms >= REPORT_MS:
+            self._report(now_ms)
         while self._resolved:
             self._connect(*self._resolved.pop(), now_ms)
         for link in [*self._links.values()]:
@@ -333,6 +341,20 @@ class DataProcess:
                 if peer.outbound.spool_failing:
                     self.setup.log("error", log_line("spool full", node_id=node))
         return self.core.tick(now_ms, self._writable)
+
+    def _note_error(self, address: str, text: str) -> None:
+        if any(peer.address == address for peer in self.core.peers.values()):
+            self._errors[address] = text[:ERROR_MAX]
+
+    def _report(self, now_ms: int) -> None:
+        self._report_ms = now_ms
+        peers = self.core.peers.values()
+        broken = {peer.address for peer in peers if peer.connection is None}
+        self._errors = {address: text for address, text in self._errors.items() if address in broken}
+        links = {}
+        for peer in peers:
+            links[peer.node_id] = {"connected": peer.connection is not None, "spool_bytes": self._spools[peer.node_id].bytes}
+        self.setup.report(links, self._errors)
 
     def _writable(self, number: int) -> bool:
         link = self._links.get(number)
@@ -362,6 +384,7 @@ class DataProcess:
                 case Close(number, reason, text):
                     if (link := self._links.get(number)) is not None:
                         if text:
+                            self._note_error(link.address, f"{reason.name.lower()}: {text}")
                             self._repeated(
                                 link.address, "warning",
                                 log_line("data connection closed", address=link.address, reason=reason.name.lower(), detail=text),
@@ -376,6 +399,7 @@ class DataProcess:
                     self._dial(address, now_ms)
                 case Refused(address, reason, text):
                     if reason != ByeReason.UNKNOWN_PEER:
+                        self._note_error(address, f"refused: {_reason(reason)}: {text}")
                         line = log_line("data connection refused", address=address, reason=_reason(reason), detail=text)
                         self._repeated(address, "warning", line, now_ms)
         for link in touched.values():
@@ -718,6 +742,7 @@ def _setup(topology: Topology, number: int, place: Place, counters: Counters, lo
         int(cluster.link.connect_timeout * 1000),
         lambda: any(counters.state(worker) == ProcessState.DRAINED for worker in workers),
         ticked,
+        lambda links, errors: write_report(topology.link_report(number), links=links, errors=errors),
     )
 
 

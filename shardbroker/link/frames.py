@@ -38,6 +38,7 @@ class FrameType(IntEnum):
     PING = 4
     PONG = 5
     LEAVING = 6
+    LOAD = 7
     ROUTES_FROM = 10
     ROUTES_RESUME = 11
     ROUTES_BEGIN = 12

@@ -24,9 +24,10 @@ from typing import Any
 
 import uvloop
 
+from shardbroker import __version__
 from shardbroker.cluster.core import CoreView, decode_view
 from shardbroker.cluster.faults import ByeReason, PeerFault
-from shardbroker.cluster.messages import FRAME_BYTES_MAX, Bye, Hello, RouteAck, RoutesFrom
+from shardbroker.cluster.messages import FRAME_BYTES_MAX, Bye, Hello, Load, RouteAck, RoutesFrom
 from shardbroker.cluster.outputs import Arrived, Close, Dial, Established, Gone, Output, Refused, Send, SubackDue
 from shardbroker.cluster.rlog import SubackWait
 from shardbroker.cluster.signals import UNPROVED_MAX, Signals
@@ -42,7 +43,9 @@ from shardbroker.link.stored_routes import StoredRoutes
 from shardbroker.link.subacks import MESSAGE_BYTES, decode_request, encode_answer
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
+from shardbroker.stores.evacuation import read_evacuation
 from shardbroker.stores.files import Stamp, stamp_of
+from shardbroker.stores.link_reports import ERROR_MAX, REPORT_MS, write_report
 from shm.counters import Counter, Counters, ProcessState
 from shm.ring import Inbox
 from shm.roles import CLUSTER, LINK, WORKER
@@ -297,6 +300,10 @@ class _SignalProcess:
         self._sessions = SessionDispatcher(
             topology.receiving_ends("sessions", 0), topology.division.owners, self.budget, self._to_connection
         )
+        self._errors: dict[str, str] = {}
+        """Address of a peer that is not linked to the last error."""
+        self._report_ms = now_ms
+        self._totals = self._counters.totals()
         self._dropped = 0
         """Messages of sessions that were dropped, as far as they are in the log."""
         self._dropped_ms = now_ms - REPEAT_MS
@@ -354,6 +361,8 @@ class _SignalProcess:
                 else:
                     connection.send_sessions()
             self._note_dropped(now_ms)
+            if now_ms - self._report_ms >= REPORT_MS:
+                self._report(now_ms)
             self._store.work(now_ms)
             self._release_acks()
             if not self._serves:
@@ -466,6 +475,7 @@ class _SignalProcess:
             if sock is not None:
                 sock.close()
             self._signals.failed(address, _now_ms())
+            self._note_error(address, _text(error))
             self._repeated(address, "warning", log_line("peer not reachable", address=address, reason=_text(error)))
 
     def on_opened(self, connection: _Connection) -> None:
@@ -501,6 +511,9 @@ class _SignalProcess:
         if connection.name:
             self._counted(Counter.LINK_CLOSED)
             self._add("warning", log_line("peer disconnected", name=connection.name, reason=reason))
+            for link in self._signals.view.links.values():
+                if link.node is not None and link.node.name == connection.name:
+                    self._note_error(link.address, reason)
 
     # --- outputs of the core ----------------------------------------------------------------------------------------------
 
@@ -522,6 +535,7 @@ class _SignalProcess:
                     self._close(number, reason, text)
                 case Refused(address, reason, text):
                     self._counted(Counter.LINK_REFUSED)
+                    self._note_error(address, f"refused: {_reason(reason)}: {text}")
                     line = log_line("peer refused", address=address, reason=_reason(reason), detail=text)
                     self._repeated(address, "error", line)
                 case Established():
@@ -551,6 +565,7 @@ class _SignalProcess:
         self._note_end(connection, f"{reason.name.lower()}: {text}")
         if text and not connection.name:
             self._counted(Counter.LINK_REFUSED)
+            self._note_error(connection.address, f"{reason.name.lower()}: {text}")
             source = connection.address or str((connection.transport.get_extra_info("peername") or ("unknown",))[0])
             self._repeated(source, "warning", log_line("peer connection refused", source=source, reason=text))
         connection.write(encode(Bye(reason, text)))
@@ -673,6 +688,33 @@ class _SignalProcess:
             self._add("info", log_line("peer up", address=address))
         elif state == LinkState.SUSPECT:
             self._add("warning", log_line("peer suspect", address=address))
+
+    # --- reports ----------------------------------------------------------------------------------------------------------
+
+    def _report(self, now_ms: int) -> None:
+        """Measures the load of this node, which goes to the peers with the next PING, and reports theirs to the manager."""
+        topology, clock_ms = self._topology, _clock_ms()
+        span_s, self._report_ms = max(1, now_ms - self._report_ms) / 1000, now_ms
+        before, self._totals = self._totals, self._counters.totals()
+        totals = self._totals
+        received, sent = (round(max(0, totals[name] - before[name]) / span_s) for name in ("messages.received", "messages.sent"))
+        evacuation = read_evacuation(topology.data_dir)
+        self._signals.load = Load(
+            totals["connections.count"], totals["sessions.count"], received, sent,
+            max(0, clock_ms - self._counters.life(topology.manager)[1]) // 1000, round(os.getloadavg()[0] * 100),
+            evacuation is not None and evacuation.turns_away(clock_ms), __version__,
+        )  # fmt: skip
+        links = self._signals.view.links
+        known = [(link.node.node_id, link.load) for link in links.values() if link.node is not None and link.load is not None]
+        loads = {node_id: load._asdict() for node_id, load in known}
+        broken = {address for address, link in links.items() if link.state != LinkState.UP}
+        self._errors = {address: text for address, text in self._errors.items() if address in broken}
+        loads[topology.node_id] = self._signals.load._asdict()
+        write_report(topology.link_report(0), loads=loads, errors=self._errors)
+
+    def _note_error(self, address: str, text: str) -> None:
+        if address in self._signals.view.links:
+            self._errors[address] = text[:ERROR_MAX]
 
     # --- log --------------------------------------------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from shardbroker.cluster.core import CoreNode, CoreView, decode_view
 from shardbroker.cluster.view import LinkState, RouteState
 from shardbroker.management.alarms import Alarm, StandingAlarm
+from shardbroker.stores.link_reports import read_report
 from shm.topology import Topology
 
-__all__ = ["ClusterAlarms", "Peer", "core_state", "core_view", "peers_of"]
+__all__ = ["ClusterAlarms", "LinkReports", "Peer", "core_state", "core_view", "peers_of"]
 
 HELD_MS = 5_000
 """How long a peer is down, or this node isolated, before the alarm: a broker that starts has no peers for a moment."""
@@ -42,6 +43,40 @@ class Peer(NamedTuple):
     @property
     def is_up(self) -> bool:
         return self.link == "up"
+
+
+class LinkReports:
+    """What the link processes have reported last; a process that does not run has reported nothing."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._signals = read_report(topology.link_report(0))
+        self._data = [read_report(topology.link_report(number)) for number in range(1, topology.links)]
+
+    def load(self, node_id: int | None) -> dict[str, Any]:
+        """Returns the load of a node as it has reported it itself; each value is None if it has not, or is not linked."""
+        found: dict[str, Any] = self._signals.get("loads", {}).get(str(node_id), {})
+        uptime_s, load1, turns_away = (found.get(name) for name in ("uptime_s", "load1", "turns_away"))
+        return {
+            "version": found.get("version"),
+            "uptime_ms": None if uptime_s is None else uptime_s * 1000,
+            "connections": found.get("connections"),
+            "sessions": found.get("sessions"),
+            "received_rate": found.get("received"),
+            "sent_rate": found.get("sent"),
+            "load1": None if load1 is None else load1 / 100,
+            "accepts_clients": None if turns_away is None else not turns_away,
+        }
+
+    def link(self, peer: Peer) -> dict[str, Any]:
+        """Returns the state of the data connections to a peer, the bytes that wait for it on disk, and the last error."""
+        links = [one["links"].get(str(peer.id)) for one in self._data if "links" in one]
+        known = [one for one in links if one is not None]
+        errors = [one.get("errors", {}).get(peer.address, "") for one in (self._signals, *self._data)]
+        return {
+            "data": "up" if known and len(known) == len(self._data) and all(one["connected"] for one in known) else "down",
+            "spool_bytes": sum(one["spool_bytes"] for one in known),
+            "error": next((error for error in errors if error), ""),
+        }
 
 
 def core_view(topology: Topology) -> CoreView:

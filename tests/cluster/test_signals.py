@@ -5,9 +5,9 @@ from random import Random
 import pytest
 
 from shardbroker.cluster.faults import ByeReason, PeerFault
-from shardbroker.cluster.handshake import Identity, cluster_uuid
-from shardbroker.cluster.messages import Hello
-from shardbroker.cluster.outputs import Close
+from shardbroker.cluster.handshake import FEATURE_LOAD, Handshake, Identity, cluster_uuid
+from shardbroker.cluster.messages import Hello, Load, Message, Welcome
+from shardbroker.cluster.outputs import Close, Send
 from shardbroker.cluster.rlog import MemoryRouteLog, SubackWait
 from shardbroker.cluster.signals import UNPROVED_MAX, Signals
 from shardbroker.cluster.view import SIGNALS
@@ -56,3 +56,34 @@ def test_an_id_stays_bound_to_what_an_earlier_process_knew() -> None:
 def test_the_given_wait_of_subacks_is_used() -> None:
     wait = SubackWait(is_local=True)
     assert signals(wait).suback is wait
+
+
+@pytest.mark.parametrize("takes_load", [True, False])
+def test_the_load_goes_to_nodes_that_take_it(takes_load: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, load = signals(), Load(1, 2, 3, 4, 5, 6, False, "1.0")
+    other = Handshake(Identity(2, "two", "b:1", CLUSTER, b"2" * 16, 9), b"cookie", b"m" * 16, SIGNALS, True, 300, "a:1")
+    if not takes_load:  # as an earlier version greets
+        monkeypatch.setattr("shardbroker.cluster.handshake.FEATURES", 0)
+
+    def sent(message: Message) -> list[Message]:
+        return [one.message for one in node.received(1, message, 0, 0) if isinstance(one, Send)]
+
+    node.opened(1, "", 0)
+    answers = sent(other.own)
+    greeting = next(one for one in answers if isinstance(one, Hello))
+    (proof,) = other.on_hello(greeting)
+    answers = sent(proof)
+    assert any(isinstance(one, Welcome) for one in answers)
+    assert bool(greeting.features & FEATURE_LOAD) is takes_load
+
+    def loads() -> list[Message]:
+        return [one.message for one in node.tick(1_000, 0) if isinstance(one, Send) and isinstance(one.message, Load)]
+
+    assert not loads(), "it has not been measured"
+    node.load = load
+    node.view.links["b:1"].ping_due_ms = 0
+    assert loads() == ([load] if takes_load else [])
+    node.received(1, load, 1_000, 0)
+    assert node.view.links["b:1"].load == load
+    node.closed(1, 1_100)
+    assert node.view.links["b:1"].load is None

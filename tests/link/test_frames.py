@@ -10,6 +10,7 @@ from shardbroker.cluster.messages import (
     Bye,
     Hello,
     Leaving,
+    Load,
     Message,
     Ping,
     Pong,
@@ -40,6 +41,8 @@ MESSAGES: list[Message] = [
     Ping(BIG, 1 << 60, b"", 0),
     Pong(2, 3),
     Leaving(),
+    Load(1, 2, 3, 4, 5, 60, True, "1.0é"),
+    Load((1 << 32) - 1, 0, 0, 0, 0, 0, False, ""),
     RoutesFrom(0, 0),
     RoutesResume(BIG, 2, 3),
     RoutesBegin(1, 2),
@@ -88,7 +91,7 @@ def test_a_truncated_or_longer_body_is_malformed(message: Message) -> None:
     data = encode(message)
     kind, body = FrameType(data[2]), data[HEADER.size :]
     for other in [body[:-1], body + b"\0", b"", *(body[:size] for size in range(0, min(len(body), 64)))]:
-        if other == body or len(other) >= {FrameType.BYE: 2, FrameType.PING: 17}.get(kind, 1 << 20):
+        if other == body or len(other) >= {FrameType.BYE: 2, FrameType.PING: 17, FrameType.LOAD: 25}.get(kind, 1 << 20):
             continue  # these end with a text, or with a digest, of any size
         with pytest.raises(PeerFault) as found:
             read(pack_frame(kind, other))
@@ -134,6 +137,14 @@ def test_fields_that_signals_do_not_have() -> None:
             read(pack_frame(FrameType.LEAVING, b"", **fields))
     with pytest.raises(PeerFault, match="not allowed on the signal channel"):
         read(pack_frame(FrameType.DATA, b""))
+
+
+def test_a_load_has_bounds() -> None:
+    assert read(encode(Load(1 << 40, -1, 0, 0, 0, 0, False, "v" * 100))) == [Load((1 << 32) - 1, 0, 0, 0, 0, 0, False, "v" * 64)]
+    for version in (b"v" * 65, b"\x1b[2J", b"\xff"):
+        with pytest.raises(PeerFault) as found:
+            read(pack_frame(FrameType.LOAD, bytes(25) + version))
+        assert found.value.reason == ByeReason.PROTOCOL_ERROR
 
 
 def test_the_preface() -> None:

@@ -5,6 +5,7 @@ By hand: EMQX's names of fields (`/cluster`, `/nodes`, `/stats`), a list of node
 (`/monitor`, `/error_codes`).
 """
 
+import os
 import time
 from typing import Annotated, Any, Literal
 
@@ -82,15 +83,19 @@ async def global_status(call: Call) -> dict[str, Any]:
 
 @router.get("/nodes")
 async def nodes(call: Call) -> list[dict[str, Any]]:
-    """This node."""
-    return [_node(await call("status"))]
+    """This node, then the others of its cluster, with what they report to it; a node without a link is `stopped`."""
+    return [_node(await call("status")), *await _others(call)]
 
 
 @router.get("/nodes/{node}")
 async def one_node(call: Call, node: str) -> dict[str, Any]:
-    """This node, by its name."""
-    call.check_node(node)
-    return _node(await call("status"))
+    """A node of the cluster, by its name."""
+    if node == call.node:
+        return _node(await call("status"))
+    for other in await _others(call):
+        if other["node"] == node:
+            return other
+    raise ControlError("NOT_FOUND", f"no node {node!r}: this is {call.node}")
 
 
 @router.get("/nodes/{node}/stats")
@@ -157,12 +162,35 @@ def _node(found: dict[str, Any]) -> dict[str, Any]:
         "connections": found["connections"],
         "live_connections": found["connections"],
         "role": "core",
+        **dict(zip(("load1", "load5", "load15"), (round(load, 2) for load in os.getloadavg()), strict=True)),
         "process_used": found["workers"] + found["acceptors"] + 2,
         **{
             name: found[name]
             for name in ("pid", "workers", "workers_ready", "acceptors", "sessions", "subscriptions", "routes", "retained")
         },
     }
+
+
+async def _others(call: Call) -> list[dict[str, Any]]:
+    try:
+        found = await call("cluster status")
+    except ControlError as error:
+        if error.code != "NOT_AVAILABLE":
+            raise
+        return []
+    return [_other(node) for node in found["nodes"] if node["name"] != found["self"]]
+
+
+def _other(found: dict[str, Any]) -> dict[str, Any]:
+    known = {"node": found["name"], "node_status": found["state"], "edition": "shardbroker", "role": "core"}
+    if found["version"] is None:
+        return known
+    uptime_ms = found["uptime_ms"]
+    return {
+        **known, "version": found["version"], "uptime": uptime_ms, "started_at": moment(time.time_ns() // 1_000_000 - uptime_ms),
+        "connections": found["connections"], "live_connections": found["connections"], "sessions": found["sessions"],
+        "load1": found["load1"],
+    }  # fmt: skip
 
 
 def _stats(found: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 from shardbroker.control import ControlError
 from shardbroker.control.cluster_verbs import OneNode, Recovery
 from shardbroker.control.verbs import Params
-from shardbroker.management.cluster_view import core_state, core_view, peers_of
+from shardbroker.management.cluster_view import LinkReports, core_state, core_view, peers_of
 from shardbroker.management.context import Context, handles
 
 OFF = "no cluster: this broker runs alone (cluster.enable = false); docs/cluster.md explains how brokers are joined"
@@ -33,12 +33,15 @@ async def status(context: Context, params: Params) -> dict[str, Any]:
         {"name": peer.name, "id": peer.id, "address": peer.address, "state": peer.state, "incarnation": peer.incarnation}
         for peer in peers
     ]
-    nodes = [own, *others]
+    reports = LinkReports(topology)
+    nodes: list[dict[str, Any]] = [{**node, **reports.load(node["id"])} for node in (own, *others)]
     found = {
         "cluster": topology.settings.cluster.name,
         "self": topology.node_name,
         "nodes": nodes,
-        "peers": [{"name": peer.name, "link": peer.link, "routes": peer.routes, "lag": peer.lag} for peer in peers],
+        "peers": [
+            {"name": peer.name, "link": peer.link, "routes": peer.routes, "lag": peer.lag, **reports.link(peer)} for peer in peers
+        ],
         "isolated": state.isolated,
         "epoch": state.epoch,
         "evacuation": context.evacuation.state.value,

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from shardbroker import __version__
 from shardbroker.control import Control, ControlError
 from tests.cluster.real.nodes import Nodes, running
 from tests.harness.broker import Broker, free_port
@@ -19,7 +20,9 @@ def test_two_nodes_see_each_other() -> None:
             assert [(one["name"], one["state"]) for one in status["nodes"]] == [
                 (nodes.name(own), "running"), (nodes.name(other), "running"),
             ]  # fmt: skip
-            assert status["peers"] == [{"name": nodes.name(other), "link": "up", "routes": "normal", "lag": 0}]
+            linked = {"name": nodes.name(other), "link": "up", "routes": "normal", "lag": 0}
+            until(lambda own=own: nodes.status(own)["peers"][0]["data"] == "up")
+            assert nodes.status(own)["peers"] == [{**linked, "data": "up", "spool_bytes": 0, "error": ""}]
             assert not status["isolated"]
             assert status["epoch"] > 1
             assert status["self"] == nodes.name(own)
@@ -44,7 +47,8 @@ def test_a_link_process_that_is_killed_comes_back_alone() -> None:
             nodes.await_links(number, **{other: "up"})
             nodes.await_links(3 - number, **{f"n{number}": "up"})
         after = nodes.status(1)
-        assert after["nodes"] == before["nodes"], "incarnations are those of the brokers"
+        incarnations = [[one["incarnation"] for one in status["nodes"]] for status in (before, after)]
+        assert incarnations[0] == incarnations[1], "incarnations are those of the brokers"
         assert nodes.brokers[1].child_pids("worker") == workers
         assert nodes.counters(2)["link.closed"] == 1
 
@@ -81,9 +85,50 @@ def test_a_wrong_cookie_is_refused_by_both_sides() -> None:
                 status = nodes.status(number)
                 assert [one["state"] for one in status["nodes"]] == ["running", "stopped"]
                 assert status["peers"][0].pop("link") in ("down", "hello")
-                assert status["peers"] == [{"name": nodes.addresses[peer - 1], "routes": "bootstrap", "lag": 0}]
+                assert "cookie" in until(lambda number=number: nodes.status(number)["peers"][0]["error"])
+                assert status["peers"][0].pop("error") in ("", nodes.status(number)["peers"][0]["error"])
+                known = {"name": nodes.addresses[peer - 1], "routes": "bootstrap", "lag": 0}
+                assert status["peers"] == [{**known, "data": "down", "spool_bytes": 0}]
             assert nodes.counters(1)["link.refused"] and nodes.counters(2)["link.refused"]
             assert COOKIES_NEVER_SHOWN not in nodes.output(1) + nodes.output(2)
+
+
+def test_nodes_know_the_load_of_each_other_and_what_waits_for_them() -> None:
+    with running(2) as nodes, nodes.connect(1, "publisher") as publisher:
+        for number, other in (1, "n2"), (2, "n1"):
+            nodes.await_links(number, **{other: "up"})
+        with nodes.connect(2, "away", properties={"session_expiry_interval": 600}) as away:
+            away.subscribe("t", 1)
+
+        def loads(number: int) -> list[dict[str, object]]:
+            return [
+                {name: one[name] for name in ("connections", "sessions", "accepts_clients", "version")}
+                for one in nodes.status(number)["nodes"]
+            ]
+
+        expected = [
+            {"connections": 1, "sessions": 1, "accepts_clients": True, "version": __version__},
+            {"connections": 0, "sessions": 1, "accepts_clients": True, "version": __version__},
+        ]
+        until(lambda: (loads(1), loads(2)) == (expected, expected[::-1]), lambda: f"{loads(1)}\n{loads(2)}")
+        for one in nodes.status(1)["nodes"]:
+            assert 0 < one["uptime_ms"] < 600_000 and one["load1"] >= 0
+
+        def publish() -> None:
+            for _ in range(20):
+                publisher.publish("t", b"x" * 1000, 1)
+
+        publish()
+        until(lambda: max(one["received_rate"] for one in nodes.status(2)["nodes"]) > 0)
+        nodes.brokers[2].kill()
+        nodes.await_links(1, n2="down")
+        publish()
+        peer = until(lambda: (found := nodes.status(1)["peers"][0])["spool_bytes"] > 20_000 and found["error"] and found)
+        assert peer["data"] == "down"
+        assert nodes.status(1)["nodes"][1]["connections"] is None
+        nodes.start([2])
+        nodes.await_links(1, n2="up")
+        until(lambda: (found := nodes.status(1)["peers"][0])["data"] == "up" and not found["spool_bytes"] and not found["error"])
 
 
 COOKIES_NEVER_SHOWN = "a secret of"
