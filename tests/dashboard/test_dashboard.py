@@ -182,6 +182,14 @@ def test_rates_move_under_load_and_every_worker_is_there(served: ApiBroker, look
     expect(page.locator("body.body--dark")).to_be_attached()
 
 
+def test_a_broker_alone_has_a_helpful_page_of_the_cluster(look: Callable[..., Page]) -> None:
+    page = look("/cluster")
+    expect(page.get_by_test_id("alone")).to_contain_text("docs/cluster.md")
+    expect(page.get_by_test_id("evacuation")).to_have_text("accepts clients")
+    expect(page.get_by_test_id("running")).not_to_be_visible()
+    shoot(page, "cluster-alone")
+
+
 def test_a_client_is_found_shown_and_kicked(served: ApiBroker, look: Callable[..., Page]) -> None:
     with Client(served.address, 5, "needle-7", username="anna") as needle, Client(served.address, 5, "hay") as hay:
         needle.subscribe("needles/#", 1)

@@ -20,8 +20,8 @@ from tests.servers.postgresql import postgresql
 __all__ = ["browser", "look", "pytestmark", "rest", "served"]
 
 WALK = (
-    "/", "/clients", "/subscriptions", "/retained", "/access", "/rules", "/connectors", "/actions", "/sources", "/websocket",
-    "/trace", "/diagnose", "/journals", "/gateways", "/plugins", "/settings",
+    "/", "/cluster", "/clients", "/subscriptions", "/retained", "/access", "/rules", "/connectors", "/actions", "/sources",
+    "/websocket", "/trace", "/diagnose", "/journals", "/gateways", "/plugins", "/settings",
 )  # fmt: skip
 SIZES = {"wide": (1400, 900), "tablet": (1024, 768), "phone": (390, 844)}
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -38,7 +38,8 @@ CONTRAST = """() => {
     const behind = one => { for (; one; one = one.parentElement) {
         const color = parts(getComputedStyle(one).backgroundColor); if (color[3] > 127) return color; }
         return [255, 255, 255]; };
-    const read = '[data-testid=card] .q-badge, [data-testid=card] .nicegui-label, [data-testid=probe], .q-btn';
+    const read = '[data-testid=card] .q-badge, td .q-badge, .q-badge[data-testid], [data-testid=card] .nicegui-label, ' +
+        '[data-testid=probe], .q-btn';
     return [...document.querySelectorAll(read)]
         .filter(one => one.textContent.trim()).map(one => {
             const [a, b] = [light(parts(getComputedStyle(one).color)), light(behind(one))];

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from shardbroker.api.dashboard import (
     access,
     clients,
+    cluster,
     diagnose,
     frame,
     gateways,
@@ -35,7 +36,7 @@ __all__ = ["add_dashboard"]
 def add_dashboard(app: FastAPI) -> None:
     """Adds the pages to the application."""
     session.add_login(app)
-    before = (overview, clients, subscriptions, messages, access, rules)
+    before = (overview, cluster, clients, subscriptions, messages, access, rules)
     behind = (webclient, trace, diagnose, journals, gateways, plugins, settings)
     pages = [*(module.page for module in before), *sinks.pages, *(module.page for module in behind)]
     frame.add_pages(app, pages)
