@@ -38,8 +38,8 @@ CONTRAST = """() => {
     const behind = one => { for (; one; one = one.parentElement) {
         const color = parts(getComputedStyle(one).backgroundColor); if (color[3] > 127) return color; }
         return [255, 255, 255]; };
-    const read = '[data-testid=card] .q-badge, td .q-badge, .q-badge[data-testid], [data-testid=card] .nicegui-label, ' +
-        '[data-testid=probe], .q-btn';
+    const read = '[data-testid=card] .q-badge, td .q-badge, [data-testid=core], [data-testid=evacuation], ' +
+        '[data-testid=card] .nicegui-label, [data-testid=probe], .q-btn';
     return [...document.querySelectorAll(read)]
         .filter(one => one.textContent.trim()).map(one => {
             const [a, b] = [light(parts(getComputedStyle(one).color)), light(behind(one))];

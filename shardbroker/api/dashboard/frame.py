@@ -52,6 +52,7 @@ async def _show(app: FastAPI, pages: tuple[Page, ...], page: Page, request: Requ
 def _frame(session: Session, pages: tuple[Page, ...], here: Page, theme: str) -> None:
     ui.colors(primary="#2563eb")
     ui.add_css(DARK)
+    ui.add_head_html("<script>document.documentElement.lang = 'en'</script>")
     dark = ui.dark_mode({"dark": True, "light": False}.get(theme))
 
     def turn() -> None:
@@ -76,11 +77,11 @@ def _frame(session: Session, pages: tuple[Page, ...], here: Page, theme: str) ->
         ui.button(icon="menu", on_click=menu.toggle).props('flat round dense color=white aria-label="Menu"').classes("lg:hidden")
         ui.icon("hub").classes("text-2xl")
         ui.label("shardbroker").classes("text-lg font-medium")
-        ui.label(session.app.state.node).classes("opacity-75 max-sm:hidden")
+        ui.label(session.app.state.node).classes("max-sm:hidden")
         ui.space()
-        ui.label(f"{session.name} · {session.role}").classes("opacity-90 max-sm:hidden")
-        ui.button(icon="contrast", on_click=turn).props("flat round dense color=white").tooltip("Dark or light")
-        ui.button(icon="logout", on_click=leave).props("flat round dense color=white").tooltip("Log out")
+        ui.label(f"{session.name} · {session.role}").classes("max-sm:hidden")
+        for icon, act, title in (("contrast", turn, "Dark or light"), ("logout", leave, "Log out")):
+            ui.button(icon=icon, on_click=act).props(f'flat round dense color=white aria-label="{title}"').tooltip(title)
 
 
 def asked(name: str) -> str:
