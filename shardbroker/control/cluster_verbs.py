@@ -7,13 +7,14 @@ from pydantic import BeforeValidator, Field, StringConstraints
 from shardbroker.control.rest import Rest
 from shardbroker.control.verbs import Params, Verb, argument, table
 
-__all__ = ["OneNode", "Recovery", "StartEvacuation"]
+__all__ = ["OneNode", "Recovery", "StartEvacuation", "StartRebalance"]
 
 NODE_MAX = 255
 NODES_MAX = 250
 REFERENCE_MAX = 1000
 """Characters of a Server Reference, as `process.drain_server_reference`."""
 RATE_MAX = 10_000
+THRESHOLD_MAX = 1_000_000_000
 DURATION_MAX = 32
 
 
@@ -44,6 +45,20 @@ class StartEvacuation(Params):
     migrate_to: list[NodeName] | None = Field(
         None, max_length=NODES_MAX, description="Node that gets sessions, may be repeated; all others if left out."
     )
+
+
+class StartRebalance(Params):
+    nodes: list[NodeName] | None = Field(
+        None, max_length=NODES_MAX, description="Node that takes part beside this one, may be repeated; all if left out."
+    )
+    wait_health_check: Wait = Field("60s", description="Time in which clients are still accepted, so that load balancers notice.")
+    conn_evict_rate: int = Field(500, ge=1, le=RATE_MAX, description="Most clients that are disconnected in a second.")
+    abs_conn_threshold: int = Field(1000, ge=1, le=THRESHOLD_MAX, description="Clients above the average that may stay.")
+    rel_conn_threshold: float = Field(1.1, gt=1, le=100, description="Clients that may stay, as a multiple of the average.")
+    wait_takeover: Wait = Field("60s", description="Time for clients to take their sessions along; then sessions move.")
+    sess_evict_rate: int = Field(500, ge=1, le=RATE_MAX, description="Most sessions that move in a second.")
+    abs_sess_threshold: int = Field(1000, ge=1, le=THRESHOLD_MAX, description="Absent sessions above the average that may stay.")
+    rel_sess_threshold: float = Field(1.1, gt=1, le=100, description="Absent sessions that may stay, as a multiple of the average.")
 
 
 class Recovery(Params):
@@ -107,6 +122,22 @@ table(
         "End the evacuation: this node accepts clients again.",
         changes=True,
         rest=(Rest("POST /load_rebalance/{node}/evacuation/stop", "Node", "stop_evacuation"),),
+    ),
+    Verb(
+        "node rebalance start",
+        "Have this node give clients and sessions to the others until it has no more than their average and a threshold.",
+        StartRebalance, changes=True,
+        rest=(Rest("POST /load_rebalance/{node}/start", "Node", "start_rebalance"),),
+    ),
+    Verb(
+        "node rebalance stop",
+        "End the rebalance: this node accepts clients again.",
+        changes=True,
+        rest=(Rest("POST /load_rebalance/{node}/stop", "Node", "stop_rebalance"),),
+    ),
+    Verb(
+        "node rebalance status",
+        "State of the rebalance of this node: what it has, and what shall stay.",
     ),
     Verb(
         "node evacuate status",

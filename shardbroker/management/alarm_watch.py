@@ -84,7 +84,8 @@ class AlarmWatch:
         rules = self._rules.look(tuple(sorted(stopped)), text or "all rules are running", now_ms, {"count": len(stopped)})
         failed = failed_listeners(self._topology, self._counters, self._configuration.settings)
         gateways = self._gateways.look(tuple(failed), "; ".join(failed) or "all listeners of gateways are open", now_ms)
-        is_evacuated = read_evacuation(self._topology.data_dir) is not None
+        wanted = read_evacuation(self._topology.data_dir)
+        is_evacuated = wanted is not None and wanted.process == "evacuation"
         text = "clients are turned away until ctl node evacuate stop" if is_evacuated else "clients are accepted"
         evacuation = self._evacuation.look(is_evacuated, text, now_ms)
         found = (memory, loss, backends, rules, gateways, evacuation)

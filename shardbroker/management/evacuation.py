@@ -1,10 +1,12 @@
-"""Evacuation of this node: its phases, the pace of the workers, and what is left.
+"""Evacuation and rebalance of this node: phases, the pace of the workers, and what is left.
 
     waiting_health_check   clients are accepted; load balancers learn that the node is about to leave
     evicting_conns         new clients are turned away, connected ones disconnected, `conn_rate` a second
     waiting_takeover       clients have time to take their sessions along
     evicting_sessions      sessions of absent clients move to other nodes, `sess_rate` a second
     prohibiting            nothing is left, and clients are turned away until `stop`
+
+A rebalance has the same phases, the second and the fourth until this node has no more than its share (balance.py), and then ends.
 
 Names are those of EMQX. The workers do the work (worker/evacuation.pyx), a bounded part for each command. What was asked for is in
 a file (stores/evacuation.py): after a restart of the manager, or of the broker, the evacuation continues with `evicting_conns`.
@@ -14,6 +16,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -21,7 +24,8 @@ from typing import Any
 from shardbroker.control import ControlError
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import log_line
-from shardbroker.management.cluster_view import peers_of
+from shardbroker.management.balance import DISCONNECT_S, OFFER_S, Share, UnderWay, goal_of, is_within
+from shardbroker.management.cluster_view import LinkReports, peers_of
 from shardbroker.management.workers import Workers
 from shardbroker.stores.evacuation import Evacuation, read_evacuation, remove_evacuation, write_evacuation
 from shm.counters import Counters
@@ -32,6 +36,8 @@ __all__ = ["Evacuator", "State", "shares"]
 
 TICK_S = 0.2
 """Between two rounds of commands."""
+STALLED_S = 60.0
+"""Without progress for so long a rebalance ends: no node takes part, or none takes sessions."""
 AT_ONCE = 100
 """Clients or sessions of one command: some ms of a worker."""
 
@@ -73,6 +79,9 @@ class Evacuator:
         self._connections = self._sessions = 0.0
         """Allowed at this moment by the rates."""
         self._last = time.monotonic()
+        self._leaving, self._offered = UnderWay(DISCONNECT_S), UnderWay(OFFER_S)
+        self._progress = 0, 0.0
+        """What a rebalance had at the last change, and when."""
         self._left: Counter[str] | None = None
         """What all workers have answered last; None: one of them has not."""
 
@@ -81,8 +90,10 @@ class Evacuator:
     def start(self, wanted: Evacuation, wait_s: float) -> dict[str, Any]:
         """Begins an evacuation. Raises ControlError."""
         if self._wanted is not None:
-            raise ControlError("BAD_REQUEST", "this node is being evacuated already: stop that first (ctl node evacuate stop)")
-        self._node_ids(wanted.migrate_to)
+            raise ControlError("BAD_REQUEST", f"{_doing(self._wanted)} already: stop that first ({_stop(self._wanted)})")
+        self._node_ids(wanted.migrate_to, wanted.thresholds is not None)
+        if wanted.thresholds is not None:
+            self._check_balance(wanted)
         totals = self._counters.totals()
         wanted = replace(
             wanted, evicts_from_ms=time.time_ns() // 1_000_000 + int(wait_s * 1000), initial_connected=totals["connections.count"],
@@ -93,22 +104,36 @@ class Evacuator:
         except OSError as error:
             raise ControlError("NOT_AVAILABLE", f"evacuation not started: {error}") from None
         self._wanted = wanted
+        self._progress = 0, 0.0
         self._left = None
         self._go(State.WAITING_HEALTH_CHECK)
         self._changed.set()
         return self.status()
 
-    def stop(self) -> None:
-        """Ends an evacuation: clients are accepted again, and bring back sessions that have moved. Raises ControlError."""
-        if self._wanted is None:
-            raise ControlError("BAD_REQUEST", "this node is not being evacuated")
+    def stop(self, process: str) -> None:
+        """Ends an evacuation or a rebalance: clients are accepted again, and bring back sessions that have moved.
+
+        Raises ControlError.
+        """
+        wanted = self._wanted
+        if wanted is None or wanted.process != process:
+            hint = "" if wanted is None else f": {_doing(wanted)} ({_stop(wanted)})"
+            raise ControlError("BAD_REQUEST", f"this node is not being {DONE[process]}{hint}")
         try:
             remove_evacuation(self._topology.data_dir)
         except OSError as error:
-            raise ControlError("NOT_AVAILABLE", f"evacuation not stopped: {error}") from None
-        self._wanted = None
+            raise ControlError("NOT_AVAILABLE", f"{process} not stopped: {error}") from None
+        self._end()
+
+    def _end(self) -> None:
         self._go(State.DISABLED)
+        self._wanted = None
         self._workers.send_all("evacuation begin", reference=None)
+
+    def state_of(self, process: str) -> str:
+        """Returns the state of `evacuation` or `rebalance`."""
+        is_it = self._wanted is not None and self._wanted.process == process
+        return self.state.value if is_it else State.DISABLED.value
 
     def status(self) -> dict[str, Any]:
         """Returns the state, and what is left."""
@@ -118,12 +143,12 @@ class Evacuator:
         totals, left = self._counters.totals(), self._left or Counter()
         return {
             "status": "enabled",
-            "process": "evacuation",
+            "process": wanted.process,
             "state": self.state.value,
             "connection_eviction_rate": wanted.conn_rate,
             "session_eviction_rate": wanted.sess_rate,
-            "connection_goal": 0,
-            "session_goal": 0,
+            "connection_goal": wanted.connection_goal,
+            "session_goal": wanted.session_goal,
             "session_recipients": self._recipients(wanted),
             "redirect_to": wanted.redirect_to,
             "stats": {
@@ -134,7 +159,13 @@ class Evacuator:
             },
             "may_be_stopped": self.state == State.PROHIBITING,
             "message": self._message(totals["connections.count"], totals["sessions.count"], left),
+            **({} if wanted.thresholds is None else self._roles(wanted)),
         }
+
+    def _roles(self, wanted: Evacuation) -> dict[str, Any]:
+        """Returns what EMQX's status has of a rebalance besides. Each node balances itself, so it is the one donor."""
+        node = self._topology.node_name
+        return {"coordinator_node": node, "donors": [node], "recipients": [share.name for share in self._shares(wanted)]}
 
     def _recipients(self, wanted: Evacuation) -> list[str]:
         """Returns the names of the nodes that get sessions."""
@@ -143,6 +174,9 @@ class Evacuator:
         return [peer.name for peer in self._peers() if peer.is_up]
 
     def _message(self, connected: int, sessions: int, left: Counter[str]) -> str:
+        assert self._wanted is not None
+        if self._wanted.thresholds is not None and self.state != State.WAITING_HEALTH_CHECK:
+            return self._balance_message(self._wanted, connected, sessions)
         match self.state:
             case State.WAITING_HEALTH_CHECK:
                 return "clients are still accepted, and load balancers are told to use other nodes"
@@ -170,20 +204,132 @@ class Evacuator:
             text += f", and has to return for messages that wait at nodes that are not linked: {', '.join(away)}"
         return text
 
+    def _balance_message(self, wanted: Evacuation, connected: int, sessions: int) -> str:
+        if self.state == State.EVICTING_CONNS:
+            text = f"{connected} clients are connected, {wanted.connection_goal} shall stay"
+        elif self.state == State.WAITING_TAKEOVER:
+            text = "clients may take their sessions along"
+        else:
+            text = f"{max(0, sessions - connected)} sessions have no client, {wanted.session_goal} shall stay"
+        return text if self._shares(wanted) else f"{text}; no other node takes part: each is not linked, or turns clients away"
+
+    # --- rebalance -----------------------------------------------------------------------------------------------------
+
+    def _shares(self, wanted: Evacuation) -> list[Share]:
+        """Returns the other nodes that take part, are linked and accept clients, with what they have reported."""
+        found, reports = [], LinkReports(self._topology)
+        for peer in self._peers():
+            if peer.id is None or not peer.is_up or (wanted.migrate_to and peer.name not in wanted.migrate_to):
+                continue
+            load = reports.load(peer.id)
+            if load["accepts_clients"]:
+                absent = max(0, load["sessions"] - load["connections"])
+                found.append(Share(peer.name, peer.id, load["connections"], absent))
+        return found
+
+    def _own(self) -> tuple[int, int]:
+        """Returns the connections of this node, and its sessions without a client."""
+        totals = self._counters.totals()
+        return totals["connections.count"], max(0, totals["sessions.count"] - totals["connections.count"])
+
+    def _check_balance(self, wanted: Evacuation) -> None:
+        """Raises ControlError if there is nothing to do, or no node that could take part."""
+        thresholds, shares_ = wanted.thresholds, self._shares(wanted)
+        assert thresholds is not None
+        if not shares_:
+            raise ControlError("BAD_REQUEST", "no other node takes part: each is not linked, or turns clients away")
+        connections, absent = self._own()
+        count = len(shares_)
+        average = sum(share.connections for share in shares_) / count, sum(share.absent for share in shares_) / count
+        has_conns = not is_within(connections, average[0], thresholds.abs_conn, thresholds.rel_conn)
+        has_sessions = self._moves and not is_within(absent, average[1], thresholds.abs_sess, thresholds.rel_sess)
+        if not has_conns and not has_sessions:
+            here = f"this node has {connections} clients and {absent} absent sessions"
+            text = f"nothing to balance: {here}, the others {average[0]:g} and {average[1]:g} on average"
+            raise ControlError("BAD_REQUEST", f"{text}; see --abs-conn-threshold and --abs-sess-threshold")
+
+    async def _balance(self, wanted: Evacuation) -> None:
+        """Does what is due of a rebalance, after its clients are turned away."""
+        thresholds, found, now = wanted.thresholds, self._shares(wanted), time.monotonic()
+        assert thresholds is not None
+        connections, absent = self._own()
+        if self.state == State.EVICTING_CONNS:
+            if found:
+                wanted = self._raise_goal(wanted, goal_of(connections, [share.connections for share in found]), wanted.session_goal)
+            goal = wanted.connection_goal
+            if (found or goal) and is_within(connections, goal, thresholds.abs_conn, thresholds.rel_conn):
+                self._takeover_ends = now + wanted.wait_takeover_s
+                return self._go(State.WAITING_TAKEOVER)
+            await self._evict(max(0, connections - goal - self._leaving.count(now)) if found else 0, 0, None)
+            return self._watch(wanted, connections, now)
+        if self.state == State.WAITING_TAKEOVER:
+            if now >= self._takeover_ends:
+                self._progress = absent, now
+                self._go(State.EVICTING_SESSIONS)
+            return None
+        if not self._moves:
+            return self._complete()
+        if found:
+            wanted = self._raise_goal(wanted, wanted.connection_goal, goal_of(absent, [share.absent for share in found]))
+        goal = wanted.session_goal
+        is_done = (found or goal) and is_within(absent, goal, thresholds.abs_sess, thresholds.rel_sess)
+        takers = [] if is_done else [share.node_id for share in found if share.absent < goal]
+        await self._evict(0, max(0, absent - goal - self._offered.count(now)) if takers else 0, takers)
+        if is_done and self._wanted is wanted and self._left is not None and not self._left["moving"]:
+            return self._complete()
+        return self._watch(wanted, absent, now)
+
+    def _raise_goal(self, wanted: Evacuation, connections: int, sessions: int) -> Evacuation:
+        """Stores goals, which only rise: the file outlives this process."""
+        connections, sessions = max(wanted.connection_goal, connections), max(wanted.session_goal, sessions)
+        if (connections, sessions) == (wanted.connection_goal, wanted.session_goal):
+            return wanted
+        raised = replace(wanted, connection_goal=connections, session_goal=sessions)
+        with suppress(OSError):  # the goal of this process holds without it
+            write_evacuation(self._topology.data_dir, raised)
+        self._wanted = raised
+        return raised
+
+    async def _evict(self, connections: int, sessions: int, nodes: list[int] | None) -> None:
+        """Has the workers do a part that the rates allow."""
+        left = await self._command(min(connections, int(self._connections)), min(sessions, int(self._sessions)), nodes)
+        self._left = left
+        if left is not None:
+            self._connections -= left["disconnected"]
+            self._sessions -= left["offered"]
+            self._leaving.add(time.monotonic(), left["disconnected"])
+            self._offered.add(time.monotonic(), left["offered"])
+
+    def _watch(self, wanted: Evacuation, count: int, now: float) -> None:
+        """Ends the rebalance if nothing has left for a while."""
+        if self._wanted is not wanted:
+            return  # stopped meanwhile
+        if count != self._progress[0] or not self._progress[1]:
+            self._progress = count, now
+        elif now - self._progress[1] >= STALLED_S:
+            self._complete()
+
+    def _complete(self) -> None:
+        """Ends the rebalance by itself."""
+        with suppress(OSError):
+            remove_evacuation(self._topology.data_dir)
+            self._end()
+
     def _peers(self) -> list[Any]:
         return [] if self._view is None else peers_of(self._view.read(), self._topology)
 
-    def _node_ids(self, names: Sequence[str]) -> list[int] | None:
+    def _node_ids(self, names: Sequence[str], balances: bool = False) -> list[int] | None:
         """Returns the ids of nodes; None without names: all. Raises ControlError."""
         if not names:
             return None
-        if not self._moves:
+        key = "nodes" if balances else "migrate_to"
+        if not self._moves and not balances:
             raise ControlError("BAD_REQUEST", "migrate_to: must be left out, sessions of this node do not move (cluster.registry)")
         known = {peer.name: peer.id for peer in self._peers() if peer.id is not None}
         for name in names:
             if name not in known:
                 nodes = ", ".join(sorted(known)) or "there is no other one"
-                raise ControlError("BAD_REQUEST", f"migrate_to: must be other nodes of this cluster ({nodes}), got {name}")
+                raise ControlError("BAD_REQUEST", f"{key}: must be other nodes of this cluster ({nodes}), got {name}")
         return [known[name] for name in names]
 
     # --- the work ------------------------------------------------------------------------------------------------------
@@ -200,7 +346,8 @@ class Evacuator:
     def _go(self, state: State) -> None:
         if state != self.state:
             self.state = state
-            self._log.add("info", log_line("node evacuation", state=state.value))
+            process = "evacuation" if self._wanted is None else self._wanted.process
+            self._log.add("info", log_line("node evacuation", state=state.value, process=process))
             self._log.flush()
 
     async def _step(self) -> None:
@@ -215,7 +362,9 @@ class Evacuator:
         passed, self._last = now - self._last, now
         self._connections = min(self._connections + wanted.conn_rate * passed, wanted.conn_rate)
         self._sessions = min(self._sessions + wanted.sess_rate * passed, wanted.sess_rate)
-        left = await self._command(wanted)
+        if wanted.thresholds is not None:
+            return await self._balance(wanted)
+        left = await self._command_all(wanted)
         if self._wanted is not wanted:
             return  # stopped meanwhile
         self._left = left
@@ -237,16 +386,20 @@ class Evacuator:
         if self.state == State.PROHIBITING or (self.state == State.WAITING_TAKEOVER and time.monotonic() >= self._takeover_ends):
             self._go(State.EVICTING_SESSIONS)
 
-    async def _command(self, wanted: Evacuation) -> Counter[str] | None:
-        """Has each worker do its share. Returns what was done and what is left, or None: a worker did not answer."""
-        found = [self._counters.of(worker) for worker in range(len(self._workers))]
-        connections = shares(int(self._connections), [one["connections.count"] for one in found])
+    async def _command_all(self, wanted: Evacuation) -> Counter[str] | None:
         offers = self.state == State.EVICTING_SESSIONS
-        sessions = shares(int(self._sessions) if offers else 0, [one["sessions.count"] for one in found])
         try:
             nodes = self._node_ids(wanted.migrate_to) if offers else None
         except ControlError:
             nodes = []  # one of them has left
+        return await self._command(int(self._connections), int(self._sessions) if offers else 0, nodes)
+
+    async def _command(self, most_connections: int, most_sessions: int, nodes: list[int] | None) -> Counter[str] | None:
+        """Has each worker do its share. Returns what was done and what is left, or None: a worker did not answer."""
+        found = [self._counters.of(worker) for worker in range(len(self._workers))]
+        connections = shares(most_connections, [one["connections.count"] for one in found])
+        absent = [max(0, one["sessions.count"] - one["connections.count"]) for one in found]
+        sessions = shares(most_sessions, absent)
         calls = (self._command_one(worker, connections[worker], sessions[worker], nodes) for worker in range(len(self._workers)))
         results = await asyncio.gather(*calls, return_exceptions=True)
         left: Counter[str] = Counter()
@@ -268,3 +421,14 @@ class Evacuator:
             if not connections and not sessions:
                 done.update(found)
                 return done
+
+
+DONE = {"evacuation": "evacuated", "rebalance": "rebalanced"}
+
+
+def _doing(wanted: Evacuation) -> str:
+    return f"this node is being {DONE[wanted.process]}"
+
+
+def _stop(wanted: Evacuation) -> str:
+    return f"ctl node {'evacuate' if wanted.thresholds is None else 'rebalance'} stop"

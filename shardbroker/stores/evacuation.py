@@ -1,6 +1,6 @@
-"""The evacuation of this node, in `<data_dir>/evacuation`: a worker, a manager or a broker that is started again continues it.
+"""The evacuation or rebalance of this node, in `<data_dir>/evacuation`: a worker, a manager or a broker that starts continues it.
 
-The manager writes the file when an evacuation begins, and removes it when it is stopped.
+The manager writes the file when an evacuation begins, and removes it when it is stopped; a rebalance also when it is complete.
 """
 
 import json
@@ -9,9 +9,19 @@ from pathlib import Path
 
 from shardbroker.stores.files import replace_file
 
-__all__ = ["EVACUATION_FILE", "Evacuation", "read_evacuation", "remove_evacuation", "write_evacuation"]
+__all__ = ["EVACUATION_FILE", "Evacuation", "Thresholds", "read_evacuation", "remove_evacuation", "write_evacuation"]
 
 EVACUATION_FILE = "evacuation"
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """How far this node may be above the average. With them a part leaves the node; without, everything."""
+
+    abs_conn: int
+    rel_conn: float
+    abs_sess: int
+    rel_sess: float
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,15 @@ class Evacuation:
     """Unix ms from which on clients are turned away."""
     initial_connected: int = 0
     initial_sessions: int = 0
+    thresholds: Thresholds | None = None
+    """Of a rebalance, for which `migrate_to` are the nodes that take part; None: an evacuation."""
+    connection_goal: int = 0
+    """What stays here, as far as that is decided; likewise `session_goal`, of sessions without a client."""
+    session_goal: int = 0
+
+    @property
+    def process(self) -> str:
+        return "evacuation" if self.thresholds is None else "rebalance"
 
     def turns_away(self, now_ms: int) -> bool:
         """Returns whether clients are turned away at this time."""
@@ -46,7 +65,8 @@ def read_evacuation(data_dir: Path) -> Evacuation | None:
     """Returns the evacuation of this node; None without one, or if the file cannot be read: the node accepts clients."""
     try:
         found = json.loads((data_dir / EVACUATION_FILE).read_bytes())
-        return Evacuation(**{**found, "migrate_to": tuple(found["migrate_to"])})
+        thresholds = None if found.get("thresholds") is None else Thresholds(**found["thresholds"])
+        return Evacuation(**{**found, "migrate_to": tuple(found["migrate_to"]), "thresholds": thresholds})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

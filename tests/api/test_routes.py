@@ -476,6 +476,16 @@ def test_an_evacuation_begins_is_shown_to_load_balancers_and_ends(served: ApiBro
     assert rest.good("GET", "/load_rebalance/global_status") == {"evacuations": [], "purges": [], "rebalances": []}
 
 
+def test_a_rebalance_needs_another_node(rest: Rest, viewer: Rest) -> None:
+    path = f"/load_rebalance/{rest.good('GET', '/nodes')[0]['node']}"
+    assert viewer.refused("POST", f"{path}/start")[0] == 403
+    assert rest.refused("POST", f"{path}/start", {"rel_conn_threshold": 1}) == (400, "BAD_REQUEST")
+    assert rest.refused("POST", f"{path}/start", {"abs_conn_threshold": 5, "wait_health_check": 60}) == (400, "BAD_REQUEST")
+    assert rest.refused("POST", f"{path}/stop") == (400, "BAD_REQUEST")
+    for verb in ("start", "stop"):
+        asked.add(("POST", f"/api/v5{path}/{verb}"))  # it is carried out in tests/cluster/real/test_rebalance.py
+
+
 def test_a_rule_from_nothing_to_nothing(served: ApiBroker, rest: Rest, viewer: Rest) -> None:
     made = rest.good("POST", "/rules", RULE)
     assert made["id"] == "hot" and made["from"] == ["rest/in"] and made["enable"] is True and made["created_at"].startswith("20")

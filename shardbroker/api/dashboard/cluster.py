@@ -150,6 +150,7 @@ class _Evacuation:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._peers: list[str] = []
+        self._stops = "node evacuate stop"
         with card("Empty this node"):
             with ui.row().classes("items-center gap-3"):
                 self._state = ui.badge("").props('data-testid="evacuation"')
@@ -171,7 +172,10 @@ class _Evacuation:
         if found is None:
             return
         is_on = found["status"] == "enabled"
-        self._state.set_text(found["state"].replace("_", " ") if is_on else "accepts clients")
+        is_rebalance = found.get("process") == "rebalance"
+        self._stops = f"node {'rebalance' if is_rebalance else 'evacuate'} stop"
+        state = ("rebalance: " if is_rebalance else "") + found.get("state", "").replace("_", " ")
+        self._state.set_text(state if is_on else "accepts clients")
         self._state.props(f"color={WARNING if is_on else GOOD}")
         self._message.set_text(found["message"] if is_on else "Before a broker is stopped for long, it can be emptied.")
         self._may.set_visibility(is_on and found["may_be_stopped"])
@@ -213,7 +217,7 @@ class _Evacuation:
         with ui.dialog() as dialog, ui.card().classes("w-[28rem] max-w-full"):
             ui.label(f"Accept clients at {self._session.app.state.node}").classes("text-lg font-medium break-all")
             ui.label(STOP).classes("text-sm")
-            accept = functools.partial(self._change, dialog, "node evacuate stop", "This node accepts clients")
+            accept = functools.partial(self._change, dialog, self._stops, "This node accepts clients")
             _buttons(dialog, "Accept clients", accept)
 
     async def _change(self, dialog: ui.dialog, verb: str, done: str, **params: Any) -> None:

@@ -67,18 +67,21 @@ async def cluster(call: Call) -> dict[str, Any]:
 
 @router.get("/load_rebalance/availability_check")
 async def availability_check(call: Call) -> dict[str, Any]:
-    """For load balancers: 503 while this node is evacuated."""
-    if (await call("node evacuate status"))["status"] == "enabled":
-        raise ControlError("NODE_EVACUATING", "Node Evacuating")
+    """For load balancers: 503 while this node is evacuated or rebalanced."""
+    found = await call("node evacuate status")
+    if found["status"] == "enabled":
+        raise ControlError("NODE_EVACUATING", "Node Evacuating" if found["process"] == "evacuation" else "Node Rebalancing")
     return {}
 
 
 @router.get("/load_rebalance/global_status")
 async def global_status(call: Call) -> dict[str, Any]:
-    """The evacuation of this node. Other nodes are not asked; `purges` and `rebalances` are empty."""
+    """The evacuation or rebalance of this node. Other nodes are not asked; `purges` is empty."""
     found = await call("node evacuate status")
-    evacuations = [{"node": call.node, **found}] if found.pop("status") == "enabled" else []
-    return {"evacuations": evacuations, "purges": [], "rebalances": []}
+    answer: dict[str, Any] = {"evacuations": [], "purges": [], "rebalances": []}
+    if found.pop("status") == "enabled":
+        answer[f"{found['process']}s"].append({"node": call.node, **found})
+    return answer
 
 
 @router.get("/nodes")

@@ -44,7 +44,8 @@ async def status(context: Context, params: Params) -> dict[str, Any]:
         ],
         "isolated": state.isolated,
         "epoch": state.epoch,
-        "evacuation": context.evacuation.state.value,
+        "evacuation": context.evacuation.state_of("evacuation"),
+        "rebalance": context.evacuation.state_of("rebalance"),
     }
     if topology.settings.cluster.has_core:
         members = {node.node_id: node.state for node in core_view(topology).nodes}

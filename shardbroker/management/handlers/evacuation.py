@@ -1,13 +1,13 @@
-"""Evacuation of this node."""
+"""Evacuation and rebalance of this node."""
 
 from typing import Any
 
 from shardbroker.config.units import parse_duration
 from shardbroker.control import ControlError
-from shardbroker.control.cluster_verbs import StartEvacuation
+from shardbroker.control.cluster_verbs import StartEvacuation, StartRebalance
 from shardbroker.control.verbs import Params
 from shardbroker.management.context import Context, handles
-from shardbroker.stores.evacuation import Evacuation
+from shardbroker.stores.evacuation import Evacuation, Thresholds
 
 WAIT_MAX_S = 86_400.0
 
@@ -25,12 +25,40 @@ async def start(context: Context, params: StartEvacuation) -> dict[str, Any]:
 @handles("node evacuate stop")
 async def stop(context: Context, params: Params) -> dict[str, Any]:
     """Raises ControlError."""
-    context.evacuation.stop()
+    context.evacuation.stop("evacuation")
     return context.evacuation.status()
 
 
 @handles("node evacuate status")
 async def status(context: Context, params: Params) -> dict[str, Any]:
+    return context.evacuation.status()
+
+
+@handles("node rebalance start")
+async def start_rebalance(context: Context, params: StartRebalance) -> dict[str, Any]:
+    """Raises ControlError."""
+    thresholds = Thresholds(
+        params.abs_conn_threshold, params.rel_conn_threshold, params.abs_sess_threshold, params.rel_sess_threshold
+    )
+    nodes = tuple(name for name in params.nodes or () if name != context.topology.node_name)
+    if params.nodes and not nodes:
+        raise ControlError("BAD_REQUEST", f"nodes: must name another node than {context.topology.node_name}")
+    wanted = Evacuation(
+        params.conn_evict_rate, params.sess_evict_rate, _seconds("wait_takeover", params.wait_takeover), "", nodes, 0,
+        thresholds=thresholds,
+    )  # fmt: skip
+    return context.evacuation.start(wanted, _seconds("wait_health_check", params.wait_health_check))
+
+
+@handles("node rebalance stop")
+async def stop_rebalance(context: Context, params: Params) -> dict[str, Any]:
+    """Raises ControlError."""
+    context.evacuation.stop("rebalance")
+    return context.evacuation.status()
+
+
+@handles("node rebalance status")
+async def status_rebalance(context: Context, params: Params) -> dict[str, Any]:
     return context.evacuation.status()
 
 
