@@ -349,6 +349,8 @@ cdef class Acceptor:
                 elif order.verb == "reload":
                     listener = self.find_listener(order.listener.number)
                     listener.context = self.context_of(listener.name.decode(), listener.settings)
+                elif order.verb == "pumps":
+                    problem = str(len(self.pumps) // 2)
                 else:
                     self.put_listener(order.listener, fd)
             except (TlsError, OSError) as error:

@@ -4,7 +4,7 @@ One message each way over a SOCK_SEQPACKET pair; the socket of a listener travel
 (shm/in_force.py): an order carries a descriptor, and its answer is the text of an error (docs/design/0007-configuration.md).
 
     order     CBOR: [verb, the fields of ListenerSockets, with the settings as plain values]
-    answer    the error as text, or one NUL byte after success
+    answer    the error as text, or one NUL byte after success; of "pumps" a number
 """
 
 import os
@@ -26,7 +26,8 @@ ORDER_BYTES = 1 << 17
 
 @dataclass(frozen=True)
 class Order:
-    """`verb`: "put" (a new listener, or new settings of an existing one), "remove", "reload" (its TLS files)."""
+    """`verb`: "put" (a new listener, or new settings of an existing one), "remove", "reload" (its TLS files), "pumps" (how many TLS
+    connections stay in the acceptor; the listener is not looked at)."""
 
     verb: str
     listener: ListenerSockets

@@ -10,7 +10,11 @@ from typing import Any
 
 import cbor2
 
-__all__ = ["answer", "call", "end_requests", "take_request"]
+__all__ = ["DRAINED", "LEFT", "MOVED", "REFUSED", "RESTARTED", "answer", "call", "end_requests", "take_request"]
+
+MOVED, RESTARTED, DRAINED, LEFT, REFUSED = "moved", "restarted", "drained", "left", "refused"
+"""What an upgrade does with a part of the broker: nothing that a client notices | a new process | a new process, and its clients
+are disconnected | it continues with the code that it has | nothing, and so with the whole broker."""
 
 REQUEST_BYTES = 1 << 16
 """Longest request and longest answer: a listener with hundreds of access rules."""

@@ -138,6 +138,7 @@ MAY_USE = {
         "shardbroker.cluster",
         "shardbroker.config",
         "shardbroker.integrations",
+        "shardbroker.journal",
         "shardbroker.logs",
         "shardbroker.management",
         "shardbroker.membership",
@@ -218,7 +219,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         # What works on a whole worker.
         (
             "assembly", "claim_commands", "commands", "drain", "evacuation", "observers.commands",
-            "handoff", "handoff.connections", "handoff.predecessor", "handoff.protocol", "handoff.state", "handoff.successor",
+            "handoff", "handoff.commands", "handoff.connections", "handoff.predecessor", "handoff.protocol", "handoff.state",
+            "handoff.successor",
             "recovery", "recovery.repartition",
             "recovery.replay", "recovery.rings", "recovery.sessions", "recovery.start",
         ),
@@ -241,7 +243,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "handlers.delayed", "handlers.evacuation",
             "handlers.exhooks", "handlers.gateways", "handlers.journals", "handlers.listeners", "handlers.messages",
             "handlers.node", "handlers.persistence", "handlers.plugins", "handlers.rules", "handlers.sinks", "handlers.snapshots",
-            "handlers.streams", "handlers.subscriptions",
+            "handlers.streams", "handlers.subscriptions", "handlers.upgrade",
             "handlers.watching",
         ),
         ("main",),

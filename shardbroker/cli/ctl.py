@@ -21,6 +21,7 @@ from shardbroker.cli.actions import cursor
 from shardbroker.cli.completion import complete, keys_from
 from shardbroker.cli.locate import running_data_dir
 from shardbroker.cli.rules import test
+from shardbroker.cli.upgrade import upgrade
 from shardbroker.config import ConfigError
 from shardbroker.config.keys import dotted
 from shardbroker.config.sources import KEPT_FILE, read_kept, without, write_kept
@@ -381,6 +382,7 @@ def download(context: click.Context, name: str, file: Any) -> int:
 
 
 add_verbs(app, VERBS.values())
+app.add_command(upgrade)  # with --check, besides the verbs
 cast(click.Group, app.commands["rules"]).add_command(test)
 cast(click.Group, app.commands["trace"]).add_command(download)
 cast(click.Group, app.commands["actions"]).add_command(cursor)  # with --rewind, besides the verb

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,10 @@ def _load(arguments: argparse.Namespace) -> Loaded:
 def _serve(arguments: argparse.Namespace) -> int:
     from shardbroker.preflight import check
     from shardbroker.supervisor import StartError, Supervisor
+    from shardbroker.supervisor.upgrade import CONTINUES
 
+    if CONTINUES in os.environ:
+        return _continue(arguments, os.environ.pop(CONTINUES))
     try:
         loaded = _load(arguments)
         for line in check(loaded):
@@ -154,6 +158,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     except StartError as error:
         print(f"shardbroker cannot start: {error}", file=sys.stderr)
         return 1
+
+
+def _continue(arguments: argparse.Namespace, state: str) -> int:
+    """Continues the broker of the program that was in this process before, or answers whether that would work."""
+    from shardbroker.supervisor.continuation import check, run
+
+    what, _, memory = state.partition(":")
+    return (check if what == "check" else run)(int(memory), partial(_load, arguments))
 
 
 def _restore(arguments: argparse.Namespace) -> int:

@@ -23,6 +23,7 @@ from shardbroker.control import (  # noqa: F401 - add their verbs to the table
     rule_verbs,
     sink_verbs,
     stream_verbs,
+    upgrade_verbs,
     watch_verbs,
 )
 from shardbroker.control.async_client import AsyncControl

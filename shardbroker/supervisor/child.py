@@ -12,6 +12,7 @@ import multiprocess
 import psutil
 
 from shardbroker.logs.phrases import Line, log_line
+from shardbroker.supervisor.image import AdoptedProcess
 from shardbroker.supervisor.signals import StopSignals
 from shm.roles import Place, load
 from shm.topology import Topology
@@ -42,6 +43,20 @@ class Child:
     """Processes in a row that died before they were ready."""
     _started_at: float = 0.0
     _delay_s: float = 0.0
+
+    def kept(self) -> list[Any]:
+        """Returns plain values for `adopted`, in a program that continues this one."""
+        pid = None if self.process is None else self.process.pid
+        return [pid, self.restart_at, self.failed_starts, self._started_at, self._delay_s]
+
+    @classmethod
+    def adopted(cls, place: Place, kept: list[Any]) -> "Child":
+        """Returns the place as an earlier program of this process has left it. Raises OSError."""
+        pid, restart_at, failed_starts, started_at, delay_s = kept
+        process = None if pid is None else AdoptedProcess(pid)
+        return cls(
+            place, process, restart_at=restart_at, failed_starts=failed_starts, _started_at=started_at, _delay_s=delay_s
+        )  # fmt: skip
 
     @property
     def title(self) -> str:

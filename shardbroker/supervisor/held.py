@@ -8,9 +8,10 @@ The service manager passes them when the broker starts, by systemd's protocol (`
   process. Its name is that of the listener after `KEPT_PREFIX`. It is used if `bind` is still the same, and closed otherwise.
 """
 
+import fcntl
 import os
 import socket
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from shardbroker.config.listeners import parse_address, unix_path
@@ -18,13 +19,25 @@ from shardbroker.supervisor.listening import StartError
 from shardbroker.supervisor.notify import Notifier
 from shm.topology import ListenerSockets
 
-__all__ = ["HeldListener", "HeldSockets", "SocketStore"]
+__all__ = ["KEPT_PREFIX", "HeldListener", "HeldSockets", "SocketStore", "hand_over"]
 
 FIRST_DESCRIPTOR = 3
 """SD_LISTEN_FDS_START: the first descriptor passed, followed by the others."""
 KEPT_PREFIX = "shardbroker."
 """Prefix of the listener's name; a listener's own name has no dot in it, so the two kinds never collide."""
 VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+
+
+def hand_over(sockets: Sequence[tuple[str, int]]) -> dict[str, str]:
+    """Moves sockets to where the next program of this process expects them, whatever is open there; returns its variables.
+
+    Only execve may follow.
+    """
+    free = FIRST_DESCRIPTOR + len(sockets)
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, free) for _, descriptor in sockets]
+    for place, descriptor in enumerate(moved):
+        os.dup2(descriptor, FIRST_DESCRIPTOR + place, inheritable=True)
+    return dict(zip(VARIABLES, (str(os.getpid()), str(len(sockets)), ":".join(name for name, _ in sockets)), strict=True))
 
 
 @dataclass(frozen=True)

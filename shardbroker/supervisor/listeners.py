@@ -40,6 +40,14 @@ class Listeners:
         """Listeners that may be started again."""
         self._stamps = {one.name: _stamps(one.settings) for one in topology.listeners}
 
+    def kept(self) -> list[list[Any]]:
+        """Returns the stopped listeners as plain values, for `restore` in a program that continues this one."""
+        return [[name, settings.model_dump()] for name, settings in self._stopped.items()]
+
+    def restore(self, kept: Iterable[list[Any]]) -> None:
+        """Takes the stopped listeners of an earlier program."""
+        self._stopped = {name: Listener.model_validate(values) for name, values in kept}
+
     @property
     def names(self) -> list[str]:
         return [one.name for one in self.topology.listeners]
@@ -161,6 +169,18 @@ class Listeners:
         elif verb == "listeners restart":
             self.stop(name)
             self.start(name)
+
+    def pumped(self, number: int) -> int:
+        """Returns how many TLS connections stay in an acceptor, and end with it; 0 if it does not answer."""
+        channel = self.topology.sending_ends("control")[number]
+        while take_answer(channel, 0):
+            pass
+        try:
+            send_order(channel, Order("pumps", self.topology.listeners[0]), None)
+        except (OSError, IndexError):
+            return 0
+        answer = take_answer(channel, ANSWER_S) or ""
+        return int(answer) if answer.isdecimal() else 0
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns the current listeners for display. `number` is None for a stopped one."""

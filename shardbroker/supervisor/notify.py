@@ -37,6 +37,8 @@ class Notifier:
         self.watchdog_s = _watchdog(given)
         """Interval of the required signs of life; 0.0: none are required."""
         self._socket: socket.socket | None = None
+        self.variables = {name: value for name, value in given.items() if value}
+        """What the environment had, for a program that continues this one."""
         self._address = given["NOTIFY_SOCKET"]
         if self._address:
             if self._address[0] == "@":

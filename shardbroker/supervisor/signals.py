@@ -31,6 +31,7 @@ class StopSignals:
         self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in _NUMBERS:
             self._before[number] = signal.signal(number, self._note)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)  # held by an earlier program of this process
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,16 +20,18 @@ from shardbroker.logs.phrases import Line, log_line, print_line
 from shardbroker.supervisor.child import Child
 from shardbroker.supervisor.enrolment import enrolled
 from shardbroker.supervisor.greeting import greeting
-from shardbroker.supervisor.held import HeldSockets, SocketStore
+from shardbroker.supervisor.held import KEPT_PREFIX, HeldSockets, SocketStore, hand_over
+from shardbroker.supervisor.image import Image, UpgradeError, save, undo_save, written
 from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_written_by, tear_down, usable_cores
 from shardbroker.supervisor.listeners import Listeners
 from shardbroker.supervisor.notify import LEAST_WATCHDOG_S, STATUS_S, Notifier, Watchdog
 from shardbroker.supervisor.signals import StopSignals
+from shardbroker.supervisor.upgrade import CONTINUES, PASS_S, Trial, Upgrade, own_program, parts_of
 from shardbroker.worker.handoff.protocol import discard_successor, send_successor
 from shm.cleanup import forget_left_over
 from shm.counters import Counters, ProcessState
 from shm.in_force import read_in_force
-from shm.requests import answer, end_requests, take_request
+from shm.requests import DRAINED, MOVED, answer, end_requests, take_request
 from shm.roles import ROLES, Role, load
 from shm.runtime import distrusted
 from shm.topology import LeftOver, Topology
@@ -54,6 +57,8 @@ REPLACE_S = 25.0
 for 30 s."""
 HANDED_OVER_S = 3.0
 """Longest wait for the end of a worker that has handed over everything, when the broker stops: it closes sockets and journal."""
+CHECKED_S = 60.0
+"""How long the answer of an installed program holds."""
 READY_POLL_S = 0.02
 """Processes publish their state in shared memory, which cannot be waited on."""
 
@@ -79,11 +84,21 @@ class Supervisor:
         self._status_due = 0.0
         self._reload_until = inf
         self._children: list[Child] = []
+        self._lock = -1
+        self._program = own_program()
+        self._trial: Trial | None = None
+        self._found: dict[str, Any] = {}
+        """Answer of the installed program, with the parts of the broker."""
+        self._found_at = -inf
+        self._upgrade: Upgrade | None = None
+        self._starts_afresh = False
+        """The installed program starts instead of this one once all processes have ended."""
+        self._handed: list[tuple[str, int]] = []
 
     def run(self) -> int:
         """Starts, watches and drains the processes; returns the exit code. Raises StartError."""
         with StopSignals() as self._signals:
-            lock = lock_data_dir(self._settings.process.data_dir)
+            self._lock = lock_data_dir(self._settings.process.data_dir)
             try:
                 _raise_descriptor_limit()
                 node = enrolled(self._settings, self._signals)
@@ -95,25 +110,57 @@ class Supervisor:
                 for path, problem in distrusted(topology.instance)[:DISTRUSTED_LINES]:
                     used = topology.runtime_dir
                     _log(log_line("shared memory name not trusted", path=path, reason=problem, used=used), "WARNING")
-                self._counters = Counters.attach(topology.counters_name)
-                self._listeners = Listeners(topology, self._counters, self._running_acceptors)
-                try:
-                    self._serve(topology)
-                finally:
-                    tear_down(self._listeners.topology, keep_paths=self._notifier.listened_to)
-                    del self._listeners  # it refers to this object: counters stay mapped while both refer to each other
+                self._hold(topology, None)
             finally:
-                os.close(lock)
+                os.close(self._lock)
                 self._notifier.close()
-        return 0
+        return self._start_afresh() if self._starts_afresh else 0
 
-    def _serve(self, topology: Topology) -> None:
-        self._children = self._children_to_start(topology)
-        self._beats: dict[int, tuple[int, float]] = {}
+    def continue_(self, image: Image) -> int:
+        """Continues the broker of the program that was in this process before; returns the exit code as run().
+
+        Raises UpgradeError as long as this program has not everything: nothing was removed, and the next start finds journals and
+        rings as those of a killed broker. Raises StartError.
+        """
+        with StopSignals() as self._signals:
+            self._lock = image.lock
+            self._hold(image.topology, image)
+            os.close(self._lock)
+            self._notifier.close()
+        return self._start_afresh() if self._starts_afresh else 0
+
+    def _hold(self, topology: Topology, image: Image | None) -> None:
         try:
-            for child in self._children:
+            self._counters = Counters.attach(topology.counters_name)
+            self._listeners = Listeners(topology, self._counters, self._running_acceptors)
+            if image is not None:
+                self._adopt(image)
+        except Exception as error:
+            if image is None:
+                raise
+            raise UpgradeError(f"{type(error).__name__}: {error}") from error
+        try:
+            self._serve(topology, image is None)
+        finally:
+            self._starts_afresh = self._starts_afresh and not self._signals.count
+            if self._starts_afresh:
+                self._handed = [
+                    (one.name if one.activated else f"{KEPT_PREFIX}{one.name}", os.dup(descriptor))
+                    for one in self._listeners.public
+                    for descriptor in dict.fromkeys(one.descriptors)
+                ]
+            keep_paths = self._notifier.listened_to or self._starts_afresh
+            tear_down(self._listeners.topology, keep_paths=keep_paths)
+            del self._listeners  # it refers to this object: counters stay mapped while both refer to each other
+
+    def _serve(self, topology: Topology, starts: bool) -> None:
+        self._beats: dict[int, tuple[int, float]] = {}
+        if starts:
+            self._children = self._children_to_start(topology)
+        try:
+            for child in self._children if starts else ():
                 self._start(child)
-            while not self._signals.count:
+            while not self._signals.count and not self._starts_afresh:
                 self._watch(None if self._ready else READY_POLL_S)
                 if not self._ready and not self._signals.count:
                     self._check_ready(topology)
@@ -121,6 +168,8 @@ class Supervisor:
             stopped_at = time.monotonic()
             self._inform(log_line("broker stops", pid=os.getpid(), longest=f"{self._longest_drain_s():g}s"))
             self._notifier.stopping("disconnecting clients", self._longest_drain_s())
+            if self._trial is not None:
+                self._trial.end()
             self._drain()
             forget_left_over(self._left_over)  # there are some only if every process was ready: their records are in the journals
             self._inform(log_line("broker stopped", duration=f"{time.monotonic() - stopped_at:.1f}s"))
@@ -183,6 +232,9 @@ class Supervisor:
         if request["verb"] in ("workers replace", "workers replacing"):
             answer(channel, self._replace(int(request["worker"]), request["verb"] == "workers replace"))
             return
+        if request["verb"].startswith("upgrade "):
+            self._answer_upgrade(channel, request)
+            return
         try:
             self._listeners.carry_out(request)
             self._start_what_is_needed(request.get("needed", ()))
@@ -199,20 +251,23 @@ class Supervisor:
     def _replace(self, worker: int, begin: bool) -> dict[str, Any]:
         """Starts a process that replaces a worker while its clients stay, or tells whether one is still about to."""
         child = next(one for one in self._children if one.slot == worker)
-        problem = ""
-        if begin and child.successor is not None:
-            problem = "is being replaced already"
-        elif begin and not self._ready:
-            problem = "starts: not every process of the broker is ready"
-        elif begin and (child.process is None or self._counters.state(worker) != ProcessState.READY):
-            problem = "does not serve"
-        elif begin:
-            try:
-                self._start_successor(child)
-            except OSError as error:
-                problem = f"cannot be replaced: {error.strerror}"
+        problem = self._begin_replacement(child) if begin else ""
         successor = child.successor
         return {"problem": problem and f"worker {worker} {problem}", "successor": 0 if successor is None else successor.pid}
+
+    def _begin_replacement(self, child: Child) -> str:
+        """Returns why a worker is not replaced now, or an empty text."""
+        if child.successor is not None:
+            return "is being replaced already"
+        if not self._ready:
+            return "starts: not every process of the broker is ready"
+        if child.process is None or self._counters.state(child.slot) != ProcessState.READY:
+            return "does not serve"
+        try:
+            self._start_successor(child)
+        except OSError as error:
+            return f"cannot be replaced: {error.strerror}"
+        return ""
 
     def _start_successor(self, child: Child) -> None:
         topology = self._listeners.topology
@@ -247,6 +302,132 @@ class Supervisor:
         else:
             self._bury(child)
 
+    # --- upgrade --------------------------------------------------------------------------------------------------------------
+
+    def _answer_upgrade(self, channel: int, request: dict[str, Any]) -> None:
+        """Answers with the problem and the state of an upgrade, and carries the request out."""
+        problem, verb = "", request["verb"]
+        if verb != "upgrade state":
+            problem = self._why_no_upgrade()
+        if verb == "upgrade check" and not problem:
+            problem = self._try_installed()
+        begins = verb == "upgrade begin" and not problem
+        if begins and (time.monotonic() > self._found_at + CHECKED_S or self._found["way"] not in (MOVED, DRAINED)):
+            problem, begins = "the installed program was not checked", False
+        answer(channel, {"problem": problem, "state": self._upgrade_state()})
+        if begins and self._found["way"] == DRAINED:
+            self._inform(log_line("upgrade drains the broker", version=self._found["version"], reason=self._found["reason"]))
+            self._starts_afresh = True
+        elif begins:
+            self._found_at = -inf
+            problem = self._replace_program(request["parts"])
+            parts = [{**part, "state": "waits"} for part in request["parts"]]
+            self._upgrade = Upgrade(__version__, parts, {}, problem, ended=True)  # here only if there was no execve
+            _log(log_line("upgrade not begun", reason=problem))
+
+    def _why_no_upgrade(self) -> str:
+        if not self._ready:
+            return "not every process of the broker is ready"
+        if self._trial is not None or (self._upgrade is not None and not self._upgrade.ended):
+            return "an upgrade, or a check for one, is under way"
+        if self._left_over:
+            return "rings of a killed broker are still being read; try again in a few seconds"
+        if self._reload_until < inf or self._signals.reload:
+            return "the configuration is being reloaded"
+        if busy := [child.title for child in self._children if child.successor is not None]:
+            return f"{busy[0]} is being replaced"
+        return ""
+
+    def _upgrade_state(self) -> dict[str, Any]:
+        if self._trial is not None:
+            return {"phase": "checking"}
+        if self._found_at > -inf:
+            return {"phase": "checked", "before": __version__, **self._found}
+        return {"phase": "none"} if self._upgrade is None else self._upgrade.state()
+
+    def _why_left(self, child: Child) -> str:
+        if not child.place.role.accepts or child.process is None or self._counters.state(child.slot) != ProcessState.READY:
+            return ""
+        count = self._listeners.pumped(child.place.number)
+        return f"{count} TLS connections stay in it, and would end" if count else ""
+
+    def _kept(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Returns what a program that continues this one needs besides the topology."""
+        return {
+            "children": {child.slot: child.kept() for child in self._children},
+            "stopped": self._listeners.kept(),
+            "parts": list(parts),
+        }
+
+    def _try_installed(self) -> str:
+        """Starts the installed program as a child that answers what would happen; returns the problem or an empty text."""
+        self._found_at = -inf
+        try:
+            memory = written(self._listeners.topology, self._kept(()), self._lock)
+            try:
+                self._trial = Trial(self._program, memory, os.environ)
+            finally:
+                os.close(memory)
+        except OSError as error:
+            return f"the installed program cannot be run: {error.strerror}"
+        return ""
+
+    def _look_at_upgrade(self) -> None:
+        if self._trial is not None and (found := self._trial.answer()) is not None:
+            self._trial = None
+            self._found = {**found, "parts": parts_of(self._children, bool(found.get("moves_workers")), self._why_left)}
+            self._found_at = time.monotonic()
+        if self._upgrade is not None and not self._upgrade.ended:
+            process = self._settings.process
+            longest_drain_s = process.drain_time + process.drain_timeout
+            self._upgrade.look(self._children, self._counters, self._begin_replacement, self._why_left, longest_drain_s)
+        if self._upgrade is not None:
+            for level, line in self._upgrade.take_lines():
+                if level != "INFO":
+                    _log(line, level)
+                else:
+                    self._inform(line)
+
+    def _replace_program(self, parts: Sequence[dict[str, Any]]) -> str:
+        """Runs the installed program in this process; returns only with a problem, and nothing has changed then."""
+        topology = self._listeners.topology
+        self._inform(log_line("upgrade begins", before=__version__, version=self._found["version"]))
+        with self._signals.held():
+            if self._signals.count or self._signals.reload:
+                return "the broker stops, or reloads its configuration"
+            try:
+                memory = save(topology, self._kept(parts), self._lock)
+            except OSError as error:
+                return f"state of the supervisor: {error.strerror}"
+            try:
+                sys.stdout.flush()
+                environment = {**os.environ, **self._notifier.variables, CONTINUES: f"run:{memory}"}
+                os.execve(self._program[0], self._program, environment)
+            except OSError as error:
+                undo_save(topology, self._lock, memory)
+                return f"{self._program[0]}: {error.strerror}"
+
+    def _adopt(self, image: Image) -> None:
+        """Takes over processes and listeners of the earlier program."""
+        kept = image.kept
+        places = {place.slot: place for place in image.topology.places}
+        self._children = [Child.adopted(places[slot], own) for slot, own in kept["children"].items()]
+        self._listeners.restore(kept["stopped"])
+        pids = {child.slot: child.process.pid for child in self._children if child.process is not None}
+        self._upgrade = Upgrade(image.version, kept["parts"], pids)
+        self._ready = True
+        self._inform(log_line("upgrade continues", before=image.version, version=__version__, processes=len(pids)))
+        self._warn_of_exposures()
+        self._tell_ready()
+        self._store.follow(self._listeners.public)
+
+    def _start_afresh(self) -> int:
+        """Runs the installed program with the listening sockets. A service manager does so, if there is one, for the exit code."""
+        if self._notifier.variables.get("NOTIFY_SOCKET"):
+            return 1
+        environment = {**os.environ, **hand_over(self._handed)}
+        os.execve(self._program[0], self._program, environment)
+
     def _look_at_files(self) -> None:
         for level, line in self._listeners.look_at_files():
             _log(line, level)
@@ -258,6 +439,8 @@ class Supervisor:
         due += [child.replaced_until for child in self._children if child.successor is not None and child.replaced_until < inf]
         if self._left_over:
             due.append(self._forget_at)
+        if self._trial is not None or (self._upgrade is not None and not self._upgrade.ended):
+            due.append(time.monotonic() + PASS_S)
         if self._ready:
             due += [at for at in (self._files_due, self._status_due, self._reload_until) if at < inf]
             if self._watchdog is not None:
@@ -300,6 +483,7 @@ class Supervisor:
             self._look_at_files()
         if self._reload_until <= now:
             self._on_reloaded("the manager did not respond")
+        self._look_at_upgrade()
         if self._status_due <= now:
             self._notifier.status(self._status())
             self._plan_status()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import shardbroker.worker.claim_commands
+import shardbroker.worker.handoff.commands
 import shardbroker.worker.observers.commands  # noqa: F401 - registers them
 from shardbroker.access.auth_client import AuthClient
 from shardbroker.access.contract import Client

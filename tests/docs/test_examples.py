@@ -28,7 +28,8 @@ pytestmark = pytest.mark.own_broker
 WALK = (
     "README.md", "docs/index.md", "docs/rest.md", "docs/dashboard.md", "docs/metrics.md", "docs/topics.md", "docs/rules.md",
     "docs/coming-from.md",
-    "docs/cluster.md", "docs/performance.md", "docs/spark.md", "docs/operation-install.md", "docs/features.md",
+    "docs/cluster.md", "docs/performance.md", "docs/spark.md", "docs/operation-install.md", "docs/operation-upgrade.md",
+    "docs/features.md",
     "docs/rules-tutorial.md", "docs/tracing.md", "docs/replay.md", "docs/streams.md",
     "docs/operation-secure.md", "docs/howto-jwt.md", "docs/howto-http.md", "docs/howto-postgresql.md", "docs/howto-mutual-tls.md",
     "docs/howto-proxies.md", "docs/howto-alerts.md",

@@ -21,11 +21,12 @@ from shardbroker.management.handlers import (
     snapshots,
     streams,
     subscriptions,
+    upgrade,
     watching,
 )
 
 __all__ = [
     "access", "accounts", "clients", "cluster", "configuration", "delayed", "evacuation", "exhooks", "gateways", "journals",
-    "listeners", "messages", "node", "persistence", "plugins", "rules", "sinks", "snapshots", "streams", "subscriptions",
+    "listeners", "messages", "node", "persistence", "plugins", "rules", "sinks", "snapshots", "streams", "subscriptions", "upgrade",
     "watching",
 ]  # fmt: skip
