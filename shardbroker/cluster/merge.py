@@ -13,25 +13,32 @@ dealt with reaches it later, and follows in its tail.
 `base` is a stamp as an id (`id_floor`): ids up to it may belong to a session that is not merged yet, so late messages with such
 ids wait for it. That delays them if clocks differ, and loses nothing.
 
-Invariant: the session knows whether it or a session merged into it has had a message, unless the id is above `passed` and not
-above `forgotten` of its process.
+Invariant: the session knows whether it or a session merged into it has had a message, unless the id is above `passed` and
+within a span of `forgotten`.
 """
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import NamedTuple
 
 from shardbroker.cluster.messages import Held, Queued, Tail
 
-__all__ = ["ORIGINS_MAX", "SEEN_MAX", "Appended", "Passed", "SeenIds", "append", "id_floor", "origin_of", "wins"]
+__all__ = [
+    "ORIGINS_MAX", "SEEN_MAX", "SPANS_MAX", "Appended", "Passed", "SeenIds", "Spans", "append", "id_floor", "origin_of", "wins",
+]  # fmt: skip
 
 ID_BITS = 64
 """Bits of a message id below its stamp: process and sequence."""
+MS_SHIFT = 80
+"""Bits of a message id below the milliseconds of its stamp."""
 SEQUENCE_BITS = 16
 """Bits of a message id below its process, which is a node and a number that its worker has drawn at its start."""
 ORIGIN_MASK = (1 << ID_BITS - SEQUENCE_BITS) - 1
 ORIGINS_MAX = 4096
-"""Processes in `passed` and `forgotten`, those with the latest messages: 23 nodes of 64 workers, and their predecessors."""
+"""Processes in `passed`, those with the latest messages: 23 nodes of 64 workers, and their predecessors."""
+SPANS_MAX = 2_000
+"""Spans of ids in `forgotten`: 64 KB, one for each process of 23 nodes of 64 workers, and some for holes."""
 
 SEEN_MAX = 10_000
 """Ids kept for a session: 160 KB; one message a millisecond for 10 s."""
@@ -84,13 +91,89 @@ class Passed:
             del self._highest[next(iter(self._highest))]
 
 
+class Spans:
+    """Ids of each process as spans: (lowest, highest) of ids that follow each other closely.
+
+    An id between two of a span counts as one of them. How close that is follows from the number of spans: the distance is doubled
+    whenever there are more than SPANS_MAX, so what a session missed for a while stays a hole.
+    """
+
+    def __init__(self, ends: Iterable[int] = ()) -> None:
+        """ends: as `ids` returns them. An id without another one of its process beside it ends a span from the first on."""
+        self._lows: dict[int, list[int]] = {}
+        self._highs: dict[int, list[int]] = {}
+        self._count, self._distance_ms = 0, 0
+        given = [*ends]
+        at = 0
+        while at < len(given):
+            origin = origin_of(given[at])
+            is_pair = at + 1 < len(given) and origin_of(given[at + 1]) == origin
+            low, high = (given[at], given[at + 1]) if is_pair else (0, given[at])
+            self._lows.setdefault(origin, []).append(low)
+            self._highs.setdefault(origin, []).append(high)
+            self._count += 1
+            at += 1 + is_pair
+        if self._count > SPANS_MAX:
+            self._widen()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, message_id: int) -> bool:
+        origin = origin_of(message_id)
+        at = bisect_right(self._lows.get(origin, ()), message_id) - 1
+        return at >= 0 and message_id <= self._highs[origin][at]
+
+    @property
+    def ids(self) -> list[int]:
+        """Returns the ends of all spans, (lowest, highest) one after the other."""
+        return [
+            end for origin, lows in self._lows.items() for span in zip(lows, self._highs[origin], strict=True) for end in span
+        ]
+
+    def note(self, message_id: int) -> None:
+        """Takes an id; above SPANS_MAX processes, the one without a new id for the longest time is dropped."""
+        origin = origin_of(message_id)
+        lows = self._lows[origin] = self._lows.pop(origin, [])
+        highs = self._highs.setdefault(origin, [])
+        at = bisect_right(lows, message_id)
+        if at and message_id <= highs[at - 1]:
+            return
+        lows.insert(at, message_id)
+        highs.insert(at, message_id)
+        self._count += 1
+        self._join(lows, highs, at)
+        self._join(lows, highs, at - 1)
+        if self._count > SPANS_MAX:
+            self._widen()
+
+    def _join(self, lows: list[int], highs: list[int], at: int) -> None:
+        """Makes one span of this one and the next one, if they are close."""
+        if 0 <= at < len(lows) - 1 and (lows[at + 1] >> MS_SHIFT) - (highs[at] >> MS_SHIFT) <= self._distance_ms:
+            del lows[at + 1], highs[at]
+            self._count -= 1
+
+    def _widen(self) -> None:
+        """Leaves half of the spans, or one for each process."""
+        while self._count > max(SPANS_MAX // 2, len(self._lows)):
+            self._distance_ms = 2 * self._distance_ms + 1
+            for origin, lows in self._lows.items():
+                highs = self._highs[origin]
+                for at in reversed(range(len(lows) - 1)):
+                    self._join(lows, highs, at)
+        while self._count > SPANS_MAX:
+            origin = next(iter(self._lows))
+            self._count -= len(self._lows.pop(origin))
+            del self._highs[origin]
+
+
 class SeenIds:
     """The ids of the messages that a session took, the latest ones."""
 
     def __init__(self, passed: Iterable[int] = (), base: int = 0, ids: Iterable[int] = (), forgotten: Iterable[int] = ()) -> None:
         self.passed, self.base = Passed(passed), base
-        self.forgotten = Passed(forgotten)
-        """Ids up to these are not known any more: of QoS 2 they count as seen."""
+        self.forgotten = Spans(forgotten)
+        """Ids within these are not known any more: of QoS 2 they count as seen."""
         self._ids = dict.fromkeys(ids)
 
     def __len__(self) -> int:

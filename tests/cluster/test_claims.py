@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from random import Random
 
 import pytest
 
@@ -10,7 +11,7 @@ from shardbroker.cluster.claims import Claims, ClaimSettings, Holding, SessionSt
 from shardbroker.cluster.clock import HybridClock
 from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.leaving import Leaving
-from shardbroker.cluster.merge import ORIGINS_MAX, SEEN_MAX, Passed, SeenIds, append, id_floor, wins
+from shardbroker.cluster.merge import ORIGINS_MAX, SEEN_MAX, SPANS_MAX, Passed, SeenIds, Spans, append, id_floor, wins
 from shardbroker.cluster.messages import (
     Announce,
     Claim,
@@ -783,6 +784,50 @@ def test_ids_of_one_process_are_forgotten_without_those_of_another() -> None:
         seen.take(ahead + number)
     assert seen.knows(Queued(ahead, b"t", 2))
     assert not seen.knows(Queued(behind, b"t", 2))
+
+
+def id_at(ms: int, origin: int = 1, sequence: int = 0) -> int:
+    return ms << 80 | origin << 16 | sequence
+
+
+def test_what_a_session_missed_for_a_while_is_not_seen_though_its_ids_are_forgotten() -> None:
+    """It was away from 20 s to 25 s, when messages arrived every 30 ms; the other session has them."""
+    times = [ms for ms in range(0, 60 * SEEN_MAX, 30) if not 20_000 <= ms < 25_000]
+    seen = SeenIds()
+    for ms in times:
+        seen.take(id_at(ms))
+    assert len(seen) <= SEEN_MAX and times[0] < 20_000 < 25_000 < times[-1]
+    forgotten = [ms for ms in times if id_at(ms) not in seen]
+    assert 25_000 < forgotten[-1] < times[-1]
+    for copy in (seen, SeenIds(forgotten=seen.forgotten.ids)):
+        assert all(copy.knows(Queued(id_at(ms), b"t", 2)) for ms in forgotten)
+        assert not any(copy.knows(Queued(id_at(ms), b"t", 2)) for ms in range(20_100, 24_900))
+
+
+def test_spans_are_bounded_and_have_every_id_that_was_noted() -> None:
+    rng = Random(1)
+    spans, noted = Spans(), []
+    for ms in range(0, 40_000_000, 1_000):
+        noted.append(id_at(ms + rng.randrange(900), rng.randrange(1, 4), rng.randrange(3)))
+    late = noted[::7]
+    for one in (*(one for at, one in enumerate(noted) if at % 7), *late):
+        spans.note(one)
+        assert len(spans) <= SPANS_MAX
+    assert all(one in spans for one in noted)
+    again = Spans(spans.ids)
+    assert again.ids == spans.ids and len(again) == len(spans)
+    assert id_at(5, 9) not in spans and id_at(50_000_000) not in spans
+    many = Spans()
+    for origin in range(SPANS_MAX + 1):
+        many.note(id_at(7, origin))
+    assert len(many) == SPANS_MAX and id_at(7, 0) not in many and id_at(7, 1) in many
+
+
+def test_an_id_alone_ends_a_span_from_the_first_id_on() -> None:
+    """As journals have them that were written before there were spans."""
+    spans = Spans((id_at(9, 1), id_at(7, 2)))
+    assert id_at(0, 1) in spans and id_at(9, 1) in spans and id_at(10, 1) not in spans
+    assert id_at(7, 2) in spans and id_at(8, 2) not in spans
 
 
 def test_seen_ids_are_bounded() -> None:
