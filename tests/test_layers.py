@@ -229,7 +229,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "shardbroker.management": (
         (
             "access", "action_alarms",
-            "alarm_watch", "alarms", "audit", "balance", "client_events", "client_topics", "cluster_view", "configuration", "core_calls",
+            "alarm_watch", "alarms", "audit", "balance", "client_events", "client_topics", "cluster_view", "configuration",
+            "core_calls",
             "definitions", "disk_alarms", "evacuation", "feed", "flows_calls", "gateway_state", "hold_alarms", "stream_holds",
             "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "rules", "server", "sinks", "streams",
             "sys_publisher", "sys_topics",
