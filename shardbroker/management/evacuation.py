@@ -357,6 +357,9 @@ class Evacuator:
             return
         if self.state == State.WAITING_HEALTH_CHECK:
             self._workers.send_all("evacuation begin", reference=wanted.redirect_to.encode())
+            await self._workers.caught_up()
+            if self._wanted is not wanted:
+                return  # stopped meanwhile
             self._go(State.EVICTING_CONNS)
         now = time.monotonic()
         passed, self._last = now - self._last, now

@@ -24,8 +24,9 @@ async def start(context: Context, params: StartEvacuation) -> dict[str, Any]:
 
 @handles("node evacuate stop")
 async def stop(context: Context, params: Params) -> dict[str, Any]:
-    """Raises ControlError."""
+    """Returns once every worker that serves accepts clients. Raises ControlError."""
     context.evacuation.stop("evacuation")
+    await context.workers.caught_up()
     return context.evacuation.status()
 
 
@@ -52,8 +53,9 @@ async def start_rebalance(context: Context, params: StartRebalance) -> dict[str,
 
 @handles("node rebalance stop")
 async def stop_rebalance(context: Context, params: Params) -> dict[str, Any]:
-    """Raises ControlError."""
+    """Likewise. Raises ControlError."""
     context.evacuation.stop("rebalance")
+    await context.workers.caught_up()
     return context.evacuation.status()
 
 
