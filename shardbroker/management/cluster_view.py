@@ -53,7 +53,7 @@ class LinkReports:
         self._data = [read_report(topology.link_report(number)) for number in range(1, topology.links)]
 
     def load(self, node_id: int | None) -> dict[str, Any]:
-        """Returns the load of a node as it has reported it itself; each value is None if it has not, or is not linked."""
+        """Returns the load that a node has reported; each value is None without a report or a link."""
         found: dict[str, Any] = self._signals.get("loads", {}).get(str(node_id), {})
         uptime_s, load1, turns_away = (found.get(name) for name in ("uptime_s", "load1", "turns_away"))
         return {

@@ -24,13 +24,12 @@ async def start(context: Context, params: StartEvacuation) -> dict[str, Any]:
 
 @handles("node evacuate stop")
 async def stop(context: Context, params: Params) -> dict[str, Any]:
-    """Returns once every worker that serves accepts clients. Raises ControlError."""
-    context.evacuation.stop("evacuation")
-    await context.workers.caught_up()
-    return context.evacuation.status()
+    """Raises ControlError."""
+    return await _stopped(context, "evacuation")
 
 
 @handles("node evacuate status")
+@handles("node rebalance status")
 async def status(context: Context, params: Params) -> dict[str, Any]:
     return context.evacuation.status()
 
@@ -53,14 +52,14 @@ async def start_rebalance(context: Context, params: StartRebalance) -> dict[str,
 
 @handles("node rebalance stop")
 async def stop_rebalance(context: Context, params: Params) -> dict[str, Any]:
-    """Likewise. Raises ControlError."""
-    context.evacuation.stop("rebalance")
+    """Raises ControlError."""
+    return await _stopped(context, "rebalance")
+
+
+async def _stopped(context: Context, process: str) -> dict[str, Any]:
+    """Ends the process; returns once every worker that serves accepts clients. Raises ControlError."""
+    context.evacuation.stop(process)
     await context.workers.caught_up()
-    return context.evacuation.status()
-
-
-@handles("node rebalance status")
-async def status_rebalance(context: Context, params: Params) -> dict[str, Any]:
     return context.evacuation.status()
 
 
