@@ -47,14 +47,10 @@ and show the configuration, talk to a running broker, and read its files. Withou
 
 0 success, 1 failure, 2 invalid configuration or usage
 
-## See also
-
-`shardbroker-ctl`(1), `shardbroker.toml`(5)
-
 """
 _CTL = "## Name\n\nshardbroker-ctl - inspect and change a running MQTT broker\n"
 _TOML = "## Name\n\nshardbroker.toml - configuration of the MQTT broker shardbroker\n"
-_SEE_ALSO = "\n## See also\n\n`shardbroker`(1), `{}`({})\n"
+_SEE_ALSO = "\n## See also\n\n`{}`({}), `{}`({})\n"
 
 
 def manual(program: reference.Program) -> dict[str, str]:
@@ -62,11 +58,12 @@ def manual(program: reference.Program) -> dict[str, str]:
     commands = _from(reference.reference(program), "\n## ")
     verbs = _CTL + "\n## Description\n" + _from(ctl_reference.reference(), "\n    ")
     keys = _TOML + "\n## Description\n" + _from(configuration_reference(), "\nValues come from")
-    return {
-        "man1/shardbroker.1": roff("shardbroker", 1, _SHARDBROKER + commands),
-        "man1/shardbroker-ctl.1": roff("shardbroker-ctl", 1, verbs + _SEE_ALSO.format("shardbroker.toml", 5)),
-        "man5/shardbroker.toml.5": roff("shardbroker.toml", 5, keys + _SEE_ALSO.format("shardbroker-ctl", 1)),
-    }
+    texts = {("shardbroker", 1): _SHARDBROKER + commands, ("shardbroker-ctl", 1): verbs, ("shardbroker.toml", 5): keys}
+    pages = {}
+    for (name, section), text in texts.items():
+        others = [part for page in texts if page != (name, section) for part in page]
+        pages[f"man{section}/{name}.{section}"] = roff(name, section, text + _SEE_ALSO.format(*others))
+    return pages
 
 
 def _from(page: str, mark: str) -> str:
