@@ -1,4 +1,4 @@
-"""Verbs of an upgrade to the installed code. There is no route: who may write the installation is on the machine."""
+"""Verbs of an upgrade to the installed code. There is no route: the installation is replaced on the machine itself."""
 
 from pydantic import Field
 
