@@ -14,6 +14,7 @@ Invariants: at most one session of a key is OWNED here; a session is GONE only a
 session is merged into one other session; a GRANT counts only if the member set has not changed since its CLAIM, or is provisional.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -47,6 +48,7 @@ from shardbroker.cluster.messages import (
     Retry,
     Revoke,
     Sessions,
+    Starting,
     State,
     StateAck,
     Tail,
@@ -57,6 +59,7 @@ from shardbroker.cluster.messages import (
 )
 from shardbroker.cluster.offers import OFFERS_MAX, Offers
 from shardbroker.cluster.outputs import (
+    Absorb,
     Accepted,
     Bind,
     Create,
@@ -74,7 +77,7 @@ from shardbroker.cluster.outputs import (
     Taken,
     ToNode,
 )
-from shardbroker.cluster.registry import ALL_PARTITIONS, bitmap, partitions_of
+from shardbroker.cluster.registry import ALL_PARTITIONS, STARTING_MS, bitmap, partitions_of
 from shardbroker.cluster.rendezvous import rank
 from shardbroker.cluster.takeover import Parts, TakeFault
 
@@ -123,6 +126,10 @@ LEAVING_MAX = 50_000
 and while a peer is not linked."""
 SESSIONS_HELD = 1_000
 """Sessions of one part of the answer to REBUILD."""
+LOOKED_AT = 4_000
+"""Sessions looked at for one part of the answer to REBUILD: some 2 ms of a worker, which serves its clients between two parts."""
+REPORTS_MAX = 1_000
+"""Answers to REBUILD that are under way or wait: 250 nodes with 4 workers each. What finds no room is asked for again."""
 UNAVAILABLE, TAKEN_OVER, BUSY_REASON, EXCLUSIVE = 0x88, 0x8E, 0x89, 0x97
 """Reason codes: server unavailable, session taken over, server busy, quota exceeded (of an exclusive subscription)."""
 
@@ -196,6 +203,8 @@ class Holding:
     """GONE: END is answered."""
     gone_ms: int = 0
     """GONE: since when; after a start, since that."""
+    was_stale: bool = False
+    """GONE: it was STALE before, or may have been: it is from the journal."""
     idle_ms: int = 0
     """GONE: when it is looked at again."""
     tail: int = 0
@@ -236,6 +245,8 @@ class _Claim:
     """Of the member set under which it was sent."""
     is_provisional: bool = False
     is_queued: bool = False
+    waited_ms: int = 0
+    """When the registrar said last that the claim waits."""
     due_ms: int = 0
     """When what the phase waits for is late."""
     registrar: int = 0
@@ -248,8 +259,27 @@ class _Claim:
     """TAKING: when a holder that was busy is asked again; 0: it was not."""
     again_ms: int = 0
     """TAKING: when TAKE is repeated."""
+    starting_ms: int = 0
+    """TAKING: until when a worker of the holder that is being started is waited for; 0: none was."""
     parts: Parts = field(default_factory=Parts)
     was_taken: bool = False
+
+
+@dataclass
+class _Report:
+    """An answer to REBUILD."""
+
+    node: int
+    number: int
+    wanted: set[int]
+    """Partitions."""
+    partitions: bytes
+    """Their bitmap."""
+    keys: list[Key] | None = None
+    """Keys at its beginning; None: it has not begun."""
+    next: int = 0
+    """Index of the next key."""
+    part: int = 0
 
 
 def exclusive_holding(key: Key, uid: int, client_id: str, generation: int) -> Holding:
@@ -291,10 +321,12 @@ class Claims:
         self.refuses_offers = False
         """Whether this node takes no sessions of nodes that are evacuated."""
         self.figures = ClaimFigures()
+        self.looked_at = LOOKED_AT
         self._queues = queues
         self._claims: dict[Key, _Claim] = {}
         self._held: list[Holding] = []
         """Imported sessions, of which direct deliveries may still be held."""
+        self._reports: deque[_Report] = deque()
         self._unsure: dict[Key, int] = {}
         """Sessions that their registrar may not know, with the time of the next ANNOUNCE."""
         self._first = self._number = number
@@ -314,7 +346,7 @@ class Claims:
         if holding.state == SessionState.OWNED:
             self.sessions[holding.key] = holding
         else:
-            holding.gone_ms, holding.deadline_ms = now_ms, now_ms + FORWARD_MS
+            holding.gone_ms, holding.deadline_ms, holding.was_stale = now_ms, now_ms + FORWARD_MS, True
             self.leaving[holding.uid] = holding
 
     def set_links(self, linked: set[int], all_linked: bool, is_isolated: bool) -> None:
@@ -340,6 +372,7 @@ class Claims:
             if node != self.node_id and is_moved:
                 changed.setdefault(node, set()).add(partition)
         self._members, self._digest, self._owners = {node for node, _ in members}, digest, owners
+        self._reports.clear()              # their registrars ask again
         done: list[SessionOutput] = [ToNode(node, Moved(bitmap(partitions), self._first)) for node, partitions in changed.items()]
         for claim in [*self._claims.values()]:
             done += self._void(claim, now_ms)
@@ -591,6 +624,8 @@ class Claims:
                 return self._on_take(node, message, now_ms)
             case NoState():
                 return self._on_no_state(node, message, now_ms)
+            case Starting():
+                return self._on_starting(node, message, now_ms)
             case Offer():
                 return self._on_offer(node, message, now_ms)
             case Decline(key, _):
@@ -610,7 +645,7 @@ class Claims:
             case Revoke():
                 return self._on_revoke(message, now_ms)
             case Rebuild():
-                return [*self._on_rebuild(node, message)]
+                return self._on_rebuild(node, message)
             case Who():
                 return self._on_who(node, message, now_ms)
             case Here():
@@ -625,7 +660,7 @@ class Claims:
             return []
         match message:
             case Wait():
-                claim.is_queued = True
+                claim.is_queued, claim.waited_ms = True, now_ms
             case Retry():
                 claim.due_ms, claim.is_queued = now_ms + RETRY_MS, False
             case Refuse():
@@ -657,6 +692,18 @@ class Claims:
                 claim.take_ms = now_ms + BUSY_MS
                 return []
         return self._lost(claim, now_ms)
+
+    def _on_starting(self, node: int, starting: Starting, now_ms: int) -> list[SessionOutput]:
+        """Waits for a worker of the holder that is being started."""
+        claim = self._taking(node, starting.key, starting.number)
+        if claim is None or claim.phase != Phase.TAKING:
+            return []
+        claim.starting_ms = claim.starting_ms or now_ms + STARTING_MS
+        if now_ms >= claim.starting_ms or self._is_offered(claim):
+            return self._lost(claim, now_ms)
+        claim.take_ms = now_ms + BUSY_MS
+        claim.due_ms = claim.until_ms = now_ms + TAKE_MS
+        return []
 
     def _on_state(self, node: int, state: State, now_ms: int) -> list[SessionOutput]:
         claim = self._taking(node, state.key, state.generation)
@@ -783,10 +830,27 @@ class Claims:
         holding.state, holding.deadline_ms, holding.ask_ms = SessionState.GONE, now_ms + FORWARD_MS, 0
         holding.gone_ms = now_ms
         holding.is_last_sent, holding.end_ms, holding.is_ended, holding.heir = False, 0, False, 0
-        return [MovedAway(holding.uid)]
+        return [MovedAway(holding.uid), *self._absorb(holding.key, holding)]
+
+    def _absorb(self, key: Key, but: Holding | None = None) -> list[SessionOutput]:
+        """Ends earlier sessions of a client that have moved from here and have nothing to send: the latest one takes what they
+        would take. Without it a client that changes its node all the time has each message queued once for each change. `but`: one
+        that the driver does not know as GONE yet."""
+        gone = [one for one in self._leaving(key, SessionState.GONE) if not one.was_stale]
+        if len(gone) < 2:
+            return []
+        latest = max(gone, key=lambda one: one.generation)
+        done: list[SessionOutput] = []
+        for one in gone:
+            if one is latest or one is but or one.merged or one.under_way is not None or self._queues.queued(one.uid, 1):
+                continue
+            del self.leaving[one.uid]
+            done.append(Absorb(one.uid, latest.uid))
+        return done
 
     def _stale(self, holding: Holding, winner: int, now_ms: int) -> list[SessionOutput]:
         holding.state, holding.peer, holding.is_connected, holding.ask_ms = SessionState.STALE, winner, False, 0
+        holding.was_stale = True
         holding.tail, holding.is_last_sent, holding.heir = 0, False, 0
         self.leaving[holding.uid] = holding
         self.figures.merges["given_up"] += 1
@@ -931,23 +995,56 @@ class Claims:
     def _storing(self, claim: _Claim) -> Held:
         return Held(claim.key, claim.generation, self.clock.last, claim.ticket is not None, True)
 
-    def _on_rebuild(self, node: int, rebuild: Rebuild) -> Iterator[SessionOutput]:
-        if rebuild.digest != self._digest:
-            return
+    def _on_rebuild(self, node: int, rebuild: Rebuild) -> list[SessionOutput]:
+        """Begins to report sessions. One that is asked for again meanwhile goes on: its registrar takes a late answer."""
         wanted = partitions_of(rebuild.partitions) & self.partitions
-        if not wanted:
-            return
-        answered = bitmap(wanted)
-        # One session of a key: a newer one takes the place of one on its way to another node.
-        leaving = (one for one in self.leaving.values() if one.key.partition in wanted)
-        moving = [one.held for one in leaving if one.state == SessionState.MOVING]
-        claims = (one for one in self._claims.values() if one.key.partition in wanted)
-        storing = [self._storing(one) for one in claims if one.phase == Phase.STORING]
-        owned = [one.held for key, one in self.sessions.items() if key.partition in wanted]
-        held = [*{one.key: one for one in (*sorted(moving, key=lambda one: one.generation), *storing, *owned)}.values()]
-        for part, first in enumerate(range(0, len(held) or 1, SESSIONS_HELD), 1):
-            some = tuple(held[first : first + SESSIONS_HELD])
-            yield ToNode(node, Sessions(rebuild.number, part, answered, some, first + SESSIONS_HELD >= len(held)))
+        if rebuild.digest != self._digest or not wanted or len(self._reports) >= REPORTS_MAX:
+            return []
+        if any(one.node == node and wanted <= one.wanted for one in self._reports):
+            return []
+        self._reports.append(_Report(node, rebuild.number, wanted, bitmap(wanted)))
+        return self.report() if len(self._reports) == 1 else []
+
+    @property
+    def reports(self) -> bool:
+        """Returns whether `report` has more to say."""
+        return bool(self._reports)
+
+    def report(self) -> list[SessionOutput]:
+        """Returns the next part of an answer to REBUILD.
+
+        Each part has the sessions as they are at its moment, in order with all else that is sent. A session that began behind the
+        first part was granted, or is announced, as one that began behind the whole answer.
+        """
+        if not self._reports:
+            return []
+        report = self._reports[0]
+        if report.keys is None:
+            moving = {one.key for one in self.leaving.values() if one.state == SessionState.MOVING}
+            others = [key for key in moving | self._claims.keys() if key not in self.sessions]
+            report.keys = [*self.sessions, *others]
+        held: list[Held] = []
+        for key in report.keys[report.next : report.next + self.looked_at]:
+            report.next += 1
+            if key.partition in report.wanted and (one := self._reported(key)) is not None:
+                held.append(one)
+                if len(held) == SESSIONS_HELD:
+                    break
+        is_last = report.next >= len(report.keys)
+        if is_last:
+            self._reports.popleft()
+        report.part += 1
+        return [ToNode(report.node, Sessions(report.number, report.part, report.partitions, tuple(held), is_last))]
+
+    def _reported(self, key: Key) -> Held | None:
+        """Returns the session of a key that this node has: a newer one takes the place of one on its way to another node."""
+        if (holding := self.sessions.get(key)) is not None:
+            return holding.held
+        claim = self._claims.get(key)
+        if claim is not None and claim.phase == Phase.STORING:
+            return self._storing(claim)
+        moving = max(self._leaving(key, SessionState.MOVING), key=lambda one: one.generation, default=None)
+        return None if moving is None else moving.held
 
     def _on_who(self, node: int, who: Who, now_ms: int) -> list[SessionOutput]:
         if who.digest and who.digest != self._digest:
@@ -980,6 +1077,7 @@ class Claims:
         for holding in [one for one in self.leaving.values() if one.idle_ms <= now_ms]:
             done += self._tick_leaving(holding, now_ms)
         done += self._announce(now_ms)
+        done += self.report()
         self.offers.tick(self.sessions, now_ms)
         self._held = [one for one in self._held if self.sessions.get(one.key) is one and one.deadline_ms]
         for holding in self._held:
@@ -1003,7 +1101,8 @@ class Claims:
     def _tick_claim(self, claim: _Claim, now_ms: int) -> list[SessionOutput]:
         match claim.phase:
             case Phase.CLAIMING:
-                if now_ms - claim.begun_ms >= CLAIM_MS:
+                since_ms = min(max(claim.begun_ms, claim.waited_ms), claim.begun_ms + STARTING_MS)
+                if now_ms - since_ms >= CLAIM_MS:
                     return self._end(claim, BUSY_REASON)
                 if claim.is_queued:
                     is_gone = claim.registrar not in self._linked
@@ -1042,5 +1141,6 @@ class Claims:
                 done = self._tail(holding, now_ms)
                 if not done and not holding.sent and not holding.end_ms and now_ms >= holding.ask_ms:
                     holding.idle_ms = now_ms + IDLE_MS
+                    done = self._absorb(holding.key)
                 return done
         return self._tail(holding, now_ms)

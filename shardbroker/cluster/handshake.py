@@ -21,7 +21,9 @@ from shardbroker.cluster.messages import POSITION_MAX, Hello, Message, Welcome
 
 __all__ = [
     "AUTH_TIMEOUT_MS",
+    "FEATURES",
     "FEATURE_LOAD",
+    "FEATURE_SESSIONS",
     "NAME_BYTES_MAX",
     "NODE_ID_MAX",
     "PROTO_MAX",
@@ -35,7 +37,11 @@ PROTO_MIN = PROTO_MAX = 1
 """Versions of the protocol that this code speaks."""
 FEATURE_LOAD = 1
 """Feature of a node that takes LOAD."""
+FEATURE_SESSIONS = 2
+"""Feature of a node whose sessions move: `cluster.registry = on`. Nodes with and without it are linked, as messages are no matter
+of it; the difference is an alarm."""
 FEATURES = FEATURE_LOAD
+"""Those of every node."""
 NODE_ID_MAX = 250
 """Node ids are 1 to 250: 8 bits, with room for marks."""
 NAME_BYTES_MAX = 255
@@ -102,13 +108,14 @@ class Handshake:
     peer: Hello | None = None
     proto: int = 0
     is_done: bool = False
+    features: int = FEATURES
 
     @property
     def own(self) -> Hello:
         """Returns this side's HELLO."""
         me = self.me
         who = me.node_id, me.name, me.address, me.cluster, me.node_uuid, me.incarnation
-        return Hello(self.channel, *who, PROTO_MIN, PROTO_MAX, FEATURES, self.nonce)
+        return Hello(self.channel, *who, PROTO_MIN, PROTO_MAX, self.features, self.nonce)
 
     def start(self) -> list[Message]:
         """Returns what this side sends first."""

@@ -54,6 +54,7 @@ __all__ = [
     "RoutesResume",
     "SessionMessage",
     "Sessions",
+    "Starting",
     "State",
     "StateAck",
     "StreamAck",
@@ -436,6 +437,13 @@ class Found(NamedTuple):
     node: int
 
 
+class Starting(NamedTuple):
+    """Answer to Who and Take in place of a worker that is being started: ask again."""
+
+    number: int                    # of WHO; of TAKE its generation
+    key: Key
+
+
 class Take(NamedTuple):
     """Takes a session from its holder."""
 
@@ -551,6 +559,7 @@ SessionMessage = (
     | TailAck
     | End
     | Ended
+    | Starting
 )
 """Messages of sessions, which `Signals` passes on: `sessions.checked` bounds their fields."""
 

@@ -6,6 +6,7 @@ from shardbroker.cluster.faults import ByeReason
 from shardbroker.cluster.messages import Key, Message, SessionMessage, Tail
 
 __all__ = [
+    "Absorb",
     "Accepted",
     "Arrived",
     "Close",
@@ -208,6 +209,14 @@ class Forget(NamedTuple):
     uid: int
 
 
+class Absorb(NamedTuple):
+    """Remove what was kept of a session that has moved, as Forget does: a later one of its client has moved from here too, and
+    takes from now on what it would have taken."""
+
+    uid: int
+    later: int
+
+
 SessionOutput = (
     ToNode
     | Accepted
@@ -224,4 +233,5 @@ SessionOutput = (
     | Taken
     | Flow
     | Forget
+    | Absorb
 )

@@ -37,13 +37,14 @@ from shardbroker.cluster.messages import (
     Retry,
     Revoke,
     Sessions,
+    Starting,
     Wait,
     Who,
 )
 from shardbroker.cluster.outputs import ToNode
 from shardbroker.cluster.rendezvous import PARTITIONS
 
-__all__ = ["ALL_PARTITIONS", "ENTRIES_MAX", "Registry", "bitmap", "client_key", "filter_key", "partitions_of"]
+__all__ = ["ALL_PARTITIONS", "ENTRIES_MAX", "STARTING_MS", "Registry", "bitmap", "client_key", "filter_key", "partitions_of"]
 
 ENTRIES_MAX = 20_000_000
 """Sessions in the table of one node; above it a claim is preceded by WHO."""
@@ -57,8 +58,13 @@ ASK_MS = 100
 """Between two WHO or REBUILD to a node that has not answered."""
 ASK_MS_MAX = 1_600
 """The pause between two REBUILD doubles up to it: a node with millions of sessions needs a second for its answer."""
+STARTING_MS = 10_000
+"""A claim waits so long for a worker that is being started and may have the session: the worker has to read its journal. After that
+the session counts as lost."""
 LOCK_MS = 60_000
 """For DONE; the next claim is then preceded by WHO."""
+FREED_A_TICK = 5_000
+"""Entries that are freed in one tick: some 5 ms."""
 BITMAP_BYTES = PARTITIONS // 8
 ALL_PARTITIONS = frozenset(range(PARTITIONS))
 
@@ -138,6 +144,8 @@ class _Lock:
     """Of the holder's session when the claim was granted."""
     deadline_ms: int = 0
     ask_ms: int = 0
+    begun_ms: int = 0
+    """When WHO was sent first."""
 
 
 @dataclass
@@ -179,6 +187,8 @@ class Registry:
         self._asks: dict[int, _Ask] = {}
         self._number = number
         self._entries = 0
+        self._ended: list[dict[int, _Holder]] = []
+        """Entries of partitions that another node has now. They are freed some at a time: a million take a second."""
 
     # --- views ---------------------------------------------------------------------------------------------------------
 
@@ -199,7 +209,9 @@ class Registry:
         self.members, self.digest = now, digest
         owned = {partition for partition, node in enumerate(owners) if node == self.node_id} & self.partitions
         for partition in self._tables.keys() - owned:
-            self._entries -= len(self._tables.pop(partition).entries)
+            entries = self._tables.pop(partition).entries
+            self._entries -= len(entries)
+            self._ended.append(entries)
         for partition in owned:
             self._tables.setdefault(partition, _Table()).known &= stayed
         for lock in [*self._locks.values()]:
@@ -399,7 +411,7 @@ class Registry:
         if not lock.waiting:
             return self._grant(lock, now_ms, clock_ms)
         self._number += 1
-        lock.asked, lock.ask_ms = self._number, now_ms
+        lock.asked, lock.ask_ms, lock.begun_ms = self._number, now_ms, now_ms
         return self._who(lock, now_ms)
 
     def _who(self, lock: _Lock, now_ms: int) -> list[ToNode]:
@@ -426,6 +438,16 @@ class Registry:
             if known is not None and known[0] == node:
                 self._set(key, None)
         return self._decide(lock, now_ms, clock_ms)
+
+    def starting(self, node: int, message: Starting, now_ms: int) -> list[ToNode]:
+        """Waits for a node of which the worker that may have the session is being started, unless another node has it."""
+        lock = self._locks.get(message.key)
+        if lock is None or lock.current is None or lock.asked != message.number or node not in lock.waiting:
+            return []
+        if now_ms - lock.begun_ms >= STARTING_MS or any(not held.is_moving for held in lock.found.values()):
+            return []
+        lock.deadline_ms = max(lock.deadline_ms, now_ms + WHO_MS)
+        return [ToNode(lock.current.node, Wait(lock.current.claim.number, lock.key))]
 
     def _decide(self, lock: _Lock, now_ms: int, clock_ms: int = 0) -> list[ToNode]:
         return [] if lock.waiting else self._grant(lock, now_ms, clock_ms)
@@ -489,9 +511,20 @@ class Registry:
 
     # --- time ----------------------------------------------------------------------------------------------------------
 
+    def _free(self) -> None:
+        left = FREED_A_TICK
+        while self._ended and left > 0:
+            entries = self._ended[-1]
+            for _ in range(min(left, len(entries))):
+                entries.popitem()
+                left -= 1
+            if not entries:
+                self._ended.pop()
+
     def tick(self, now_ms: int, clock_ms: int) -> list[ToNode]:
         """Does what is due by the clock; to be called every 50 ms or so."""
         done = self._ask(now_ms)
+        self._free()
         for lock in [*self._locks.values()]:
             for one in [one for one in lock.queue if now_ms >= one.deadline_ms]:
                 lock.queue.remove(one)

@@ -25,6 +25,7 @@ from shardbroker.cluster.messages import (
     Release,
     SessionMessage,
     Sessions,
+    Starting,
 )
 from shardbroker.cluster.outputs import SessionOutput, ToNode
 from shardbroker.cluster.registry import ALL_PARTITIONS, BITMAP_BYTES, Registry
@@ -173,6 +174,8 @@ class NodeSessions:
                 return registry.moved(node, message, now_ms)
             case Find():
                 return registry.find(node, message)
+            case Starting():
+                return [*registry.starting(node, message, now_ms), *self.claims.received(node, message, now_ms, clock_ms)]
             case Here(ends=0):
                 return registry.here(node, message, now_ms, clock_ms)
         return self.claims.received(node, message, now_ms, clock_ms)

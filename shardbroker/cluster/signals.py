@@ -11,7 +11,7 @@ from random import Random
 
 from shardbroker.cluster.core import CoreView
 from shardbroker.cluster.faults import ByeReason, PeerFault
-from shardbroker.cluster.handshake import AUTH_TIMEOUT_MS, FEATURE_LOAD, Handshake, Identity
+from shardbroker.cluster.handshake import AUTH_TIMEOUT_MS, FEATURE_LOAD, FEATURE_SESSIONS, FEATURES, Handshake, Identity
 from shardbroker.cluster.messages import (
     Bye,
     Hello,
@@ -70,8 +70,10 @@ class Signals:
         suback: SubackWait | None = None,
         auth_timeout_ms: int = AUTH_TIMEOUT_MS,
         core: CoreView | None = None,
+        features: int = FEATURES,
     ) -> None:
         self.me = me
+        self.features = features
         self.view = View(me, seeds, settings or ViewSettings(), rng, now_ms, core)
         self.suback = SubackWait() if suback is None else suback
         # An earlier process may have sent the SUBACK of any of them.
@@ -93,8 +95,9 @@ class Signals:
         if not address and unproved >= UNPROVED_MAX:
             return [Close(number, ByeReason.LIMIT, f"more than {UNPROVED_MAX} connections without proof")]
         handshake = Handshake(
-            self.me, self._cookie, self._nonces(), SIGNALS, bool(address), now_ms + self._auth_timeout_ms, expected_address=address
-        )
+            self.me, self._cookie, self._nonces(), SIGNALS, bool(address), now_ms + self._auth_timeout_ms, expected_address=address,
+            features=self.features,
+        )  # fmt: skip
         self._connections[number] = _Connection(number, handshake, address)
         return [Send(number, message) for message in handshake.start()]
 
@@ -281,6 +284,12 @@ class Signals:
         connection = self._connections.get(number)
         peer = None if connection is None else connection.handshake.peer
         return peer is not None and bool(peer.features & FEATURE_LOAD)
+
+    @property
+    def differing(self) -> list[str]:
+        """Returns the names of the linked nodes of which sessions move and ours do not, or the other way round."""
+        peers = [connection.handshake.peer for connection in self._connections.values() if connection.sender is not None]
+        return sorted({peer.name for peer in peers if peer is not None and (peer.features ^ self.features) & FEATURE_SESSIONS})
 
     def set_seeds(self, seeds: Iterable[str], now_ms: int) -> list[Output]:
         """Makes these addresses the members."""

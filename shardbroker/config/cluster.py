@@ -32,7 +32,7 @@ NAME_BYTES_MAX = 255
 COOKIE_BYTES_MIN = 16
 """Least bytes of a cookie: 128 bits cannot be guessed."""
 LINK_PORT = 5370
-REGISTRY_DEFAULT: Literal["on", "off"] = "off"
+REGISTRY_DEFAULT: Literal["on", "off"] = "on"
 """Default of `cluster.registry`."""
 LOST_WAIT_S = 1, 50
 """Shortest and longest `cluster.lost_session = wait`: the registrar locks a client id for 60 s."""

@@ -78,6 +78,7 @@ class FrameType(IntEnum):
     ENDED = 73
     OFFER = 74
     DECLINE = 75
+    STARTING = 76
 
 
 _TYPES = frozenset(FrameType)

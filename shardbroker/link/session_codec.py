@@ -43,6 +43,7 @@ from shardbroker.cluster.messages import (
     Revoke,
     SessionMessage,
     Sessions,
+    Starting,
     State,
     StateAck,
     Tail,
@@ -81,6 +82,7 @@ LAYOUTS: dict[FrameType, tuple[type[Any], str]] = {
     FrameType.ENDED: (Ended, "KQ"),
     FrameType.OFFER: (Offer, "KQt"),
     FrameType.DECLINE: (Decline, "KQ"),
+    FrameType.STARTING: (Starting, "QK"),
 }
 """Type of a frame to its message, and the kinds of its fields in their order: B, H, Q numbers of 8, 16, 64 bits; b a flag; m a
 bitmap of partitions; K a key; h a session; o a session or None; r bytes and t a text up to the end of the body."""

@@ -7,6 +7,9 @@ A message with a key belongs to the worker of the key's partition. REBUILD, SESS
 each worker with one of them gets its part. A worker answers a part of REBUILD by itself, and SESSIONS names the partitions that are
 answered; so link-0 keeps nothing of a message, and the registrar repeats REBUILD for those that a worker has not answered.
 
+A worker that is being started cannot say which sessions it has: WHO and TAKE for it are answered with STARTING, and asked again.
+Its sessions would count as lost otherwise, and their clients get new ones without subscriptions.
+
 What the worker has sent before it knew of the present connection of a peer is dropped: a peer that is connected again may be
 another incarnation, to which older answers mean something else.
 """
@@ -16,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from shardbroker.cluster.messages import Announce, Held, Moved, Rebuild, SessionMessage, Sessions
+from shardbroker.cluster.messages import Announce, Held, Moved, Rebuild, SessionMessage, Sessions, Starting, Take, Who
 from shardbroker.cluster.registry import BITMAP_BYTES
 from shardbroker.cluster.session_view import SessionView
 from shardbroker.link.frames import Frame, pack_frame
@@ -110,11 +113,18 @@ class SessionDispatcher:
     """The ends of the channel `sessions` of all workers.
 
     `owners`: worker of each partition. `to_connection`: sends a message on a connection; returns False if it was dropped.
+    `is_starting`: whether a worker is not there, or not ready yet.
     """
 
     def __init__(
-        self, descriptors: Iterable[int], owners: Sequence[int], budget: Budget, to_connection: Callable[[int, Packed], bool]
+        self,
+        descriptors: Iterable[int],
+        owners: Sequence[int],
+        budget: Budget,
+        to_connection: Callable[[int, Packed], bool],
+        is_starting: Callable[[int], bool],
     ) -> None:
+        self._is_starting = is_starting
         self._split = SessionSplit(owners)
         self._ends = [WorkerEnd(descriptor, budget) for descriptor in descriptors]
         self._to_connection = to_connection
@@ -157,9 +167,18 @@ class SessionDispatcher:
     def arrived(self, node_id: int, message: SessionMessage, frame: Frame) -> None:
         """Takes a message of a node, and the frame with it."""
         for worker, part in self._split.parts(message):
+            if isinstance(part, Who | Take) and self._is_starting(worker):
+                self._answer(node_id, Starting(part.number if isinstance(part, Who) else part.generation, part.key), frame.stamp)
+                continue
             kind, body = (frame.type, frame.body) if part is message else encode_session(part)
             self._ends[worker].send(Packed(node_id, kind, body, frame.stamp))
             self._written(self._ends[worker])
+
+    def _answer(self, node_id: int, message: SessionMessage, stamp: int) -> None:
+        """Answers a node in place of a worker, with the stamp that the node has sent: this process has no clock of its own."""
+        connection, _ = self._connections.get(node_id, (0, 0))
+        if connection and not self._to_connection(connection, Packed(node_id, *encode_session(message), stamp)):
+            self._dropped += 1
 
     def _read(self, end: WorkerEnd) -> None:
         for number, message in end.receive():

@@ -27,6 +27,7 @@ import uvloop
 from shardbroker import __version__
 from shardbroker.cluster.core import CoreView, decode_view
 from shardbroker.cluster.faults import ByeReason, PeerFault
+from shardbroker.cluster.handshake import FEATURE_SESSIONS, FEATURES
 from shardbroker.cluster.messages import FRAME_BYTES_MAX, Bye, Hello, Load, RouteAck, RoutesFrom
 from shardbroker.cluster.outputs import Arrived, Close, Dial, Established, Gone, Output, Refused, Send, SubackDue
 from shardbroker.cluster.rlog import SubackWait
@@ -270,6 +271,7 @@ class _SignalProcess:
             SubackWait(is_local=cluster.suback == "local"),
             auth_timeout_ms=int(cluster.link.auth_timeout * 1000),
             core=core,
+            features=FEATURES | (FEATURE_SESSIONS if cluster.registry == "on" else 0),
         )
         self._nodes: dict[int, ViewNode] = dict(before.nodes)
         for node_id, node in before.nodes.items():
@@ -297,8 +299,9 @@ class _SignalProcess:
         self._logged: dict[tuple[str, str], int] = {}
         self._serves = False
         self.budget = Budget()
+        self._worker_slots = [place.slot for place in topology.places_of(WORKER)]
         self._sessions = SessionDispatcher(
-            topology.receiving_ends("sessions", 0), topology.division.owners, self.budget, self._to_connection
+            topology.receiving_ends("sessions", 0), topology.division.owners, self.budget, self._to_connection, self._is_starting
         )
         self._errors: dict[str, str] = {}
         """Address of a peer that is not linked to the last error."""
@@ -583,6 +586,8 @@ class _SignalProcess:
         self._counted(Counter.LINK_ESTABLISHED)
         fields = {"name": link.node.name, "node_id": output.node_id, "address": output.address}
         self._add("info", log_line("peer connected", **fields))
+        if link.node.name in self._signals.differing:
+            self._add("warning", log_line("peer has another registry setting", name=link.node.name, here=self._cluster.registry))
         self._logged = {key: at for key, at in self._logged.items() if key[0] != output.address}
         try:
             _make_rings(self._topology, output.node_id)
@@ -644,6 +649,9 @@ class _SignalProcess:
     def _to_connection(self, number: int, message: Packed) -> bool:
         connection = self._connections.get(number)
         return connection is None or connection.write_session(message)
+
+    def _is_starting(self, worker: int) -> bool:
+        return self._counters.state(self._worker_slots[worker]) in (ProcessState.DOWN, ProcessState.STARTING)
 
     def _note_dropped(self, now_ms: int) -> None:
         dropped = self._sessions.dropped
@@ -710,7 +718,7 @@ class _SignalProcess:
         broken = {address for address, link in links.items() if link.state != LinkState.UP}
         self._errors = {address: text for address, text in self._errors.items() if address in broken}
         loads[topology.node_id] = self._signals.load._asdict()
-        write_report(topology.link_report(0), loads=loads, errors=self._errors)
+        write_report(topology.link_report(0), loads=loads, errors=self._errors, differing=self._signals.differing)
 
     def _note_error(self, address: str, text: str) -> None:
         if address in self._signals.view.links:

@@ -9,7 +9,7 @@ from shardbroker.access.failing import failing
 from shardbroker.logs.log import Log
 from shardbroker.management.action_alarms import ActionAlarms, ActionState
 from shardbroker.management.alarms import Alarm, AlarmList, LossAlarm, MemoryAlarm, StandingAlarm, overload_level
-from shardbroker.management.cluster_view import ClusterAlarms, core_state, peers_of
+from shardbroker.management.cluster_view import ClusterAlarms, LinkReports, core_state, peers_of
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.disk_alarms import DiskAlarms
 from shardbroker.management.flows_calls import stopped_rules
@@ -97,7 +97,7 @@ class AlarmWatch:
         if self._view is None:
             return []
         topology, state = self._topology, self._view.read()
-        found = self._cluster.look(state.isolated, peers_of(state, topology), now_ms)
+        found = self._cluster.look(state.isolated, peers_of(state, topology), now_ms, LinkReports(topology).differing)
         return [*found, *self._cluster.look_at_core(core_state(topology), now_ms)] if topology.settings.cluster.has_core else found
 
     def check_holds(self, uses: Sequence[HoldUse]) -> None:

@@ -1,6 +1,7 @@
 """The members of the cluster, from shared memory and from the core, and the alarms about them."""
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -51,6 +52,11 @@ class LinkReports:
     def __init__(self, topology: Topology) -> None:
         self._signals = read_report(topology.link_report(0))
         self._data = [read_report(topology.link_report(number)) for number in range(1, topology.links)]
+
+    @property
+    def differing(self) -> list[str]:
+        """Returns the linked nodes with another `cluster.registry`."""
+        return [*self._signals.get("differing", ())]
 
     def load(self, node_id: int | None) -> dict[str, Any]:
         """Returns the load that a node has reported; each value is None without a report or a link."""
@@ -120,19 +126,20 @@ def _peer(address: str, node_id: int | None, node: Any, of_core: CoreNode | None
 
 
 class ClusterAlarms:
-    """Alarms of a node: it is isolated, peers are down, clocks differ, or the core is lost."""
+    """Alarms of a node: it is isolated, peers are down, clocks or `cluster.registry` differ, or the core is lost."""
 
     def __init__(self, node: str, has_core: bool = False) -> None:
         self._isolated = StandingAlarm(node, "cluster_isolated", "error")
         self._down = StandingAlarm(node, "cluster_peer_down", "error")
         self._skew = StandingAlarm(node, "cluster_clock_skew", "warning")
+        self._registry = StandingAlarm(node, "cluster_registry_differs", "error")
         self._core = StandingAlarm(node, "cluster_core_lost", "error")
         self._faults = StandingAlarm(node, "cluster_core_faulty", "error")
         self._has_core = has_core
         self._since_ms: dict[str, int] = {}
 
-    def look(self, isolated: bool, peers: list[Peer], now_ms: int) -> list[Alarm | None]:
-        """Checks the view of this node."""
+    def look(self, isolated: bool, peers: list[Peer], now_ms: int, differing: Sequence[str] = ()) -> list[Alarm | None]:
+        """Checks the view of this node. differing: linked nodes with another `cluster.registry`."""
         missing = {peer.address: peer.name for peer in peers if not peer.is_up}
         self._since_ms = {one: self._since_ms.get(one, now_ms) for one in [*missing, *([ISOLATED] if isolated else [])]}
         late = {one for one, since_ms in self._since_ms.items() if now_ms - since_ms >= HELD_MS}
@@ -145,6 +152,7 @@ class ClusterAlarms:
             self._isolated.look(ISOLATED in late, isolation if isolated else "the node is not isolated any more", now_ms),
             self._down.look(down, text, now_ms, {"peers": [*down]}),
             self._look_at_clocks(peers, now_ms),
+            self._look_at_registry(differing, now_ms),
         ]
 
     def look_at_core(self, core: dict[str, Any], now_ms: int) -> list[Alarm | None]:
@@ -156,6 +164,11 @@ class ClusterAlarms:
             self._core.look(is_lost, f"{core['state']}: {core['error']}" if is_lost else "the core is reached", now_ms),
             self._faults.look(faults, text or "etcd has no alarm", now_ms, {"alarms": [*faults]}),
         ]
+
+    def _look_at_registry(self, differing: Sequence[str], now_ms: int) -> Alarm | None:
+        names = tuple(differing)
+        text = f"cluster.registry differs at {', '.join(names)}: clients do not find their sessions, and CONNECT is late"
+        return self._registry.look(names, text if names else "cluster.registry is the same everywhere", now_ms, {"peers": [*names]})
 
     def _look_at_clocks(self, peers: list[Peer], now_ms: int) -> Alarm | None:
         skewed = {peer.name: peer.skew_ms for peer in peers if peer.state == "running" and abs(peer.skew_ms) > SKEW_MS}

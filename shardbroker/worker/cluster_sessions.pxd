@@ -80,6 +80,7 @@ cdef class ClusterSessions(SessionClaims):
     cdef int kick(self, Session session) except -1
     cdef int bind(self, Session session, int node) except -1
     cdef int end(self, Session session) except -1
+    cdef int absorb(self, Session session, Session later) except -1
     cdef int forget(self, Session session) except -1
     cdef int taken(self, Session session, set ids) except -1
     cdef int flow(self, Session session) except -1

@@ -32,7 +32,7 @@ from shardbroker.cluster.faults import PeerFault
 from shardbroker.cluster.merge import Passed, SeenIds, append, id_floor
 from shardbroker.cluster.messages import Take
 from shardbroker.cluster.outputs import (
-    Accepted, Bind, Create, EndSession, Export, Flow, Forget, Import, Kick, Merge, MovedAway, Rejected, Restore, Taken, ToNode,
+    Absorb, Accepted, Bind, Create, EndSession, Export, Flow, Forget, Import, Kick, Merge, MovedAway, Rejected, Restore, Taken, ToNode,
 )
 from shardbroker.cluster.registry import client_key
 from shardbroker.cluster.session_view import SessionView
@@ -188,6 +188,8 @@ cdef class ClusterSessions(SessionClaims):
                 self.router.log_failure(log_line("periodic work failed"), error)
             self.trust()
             self.sweep()
+        elif self.core.claims.reports:
+            self.perform(self.core.deliver(self.core.claims.report(), self.router.now_ms, self.router.now_ms))
 
     def flush(self) -> None:
         """Sends the messages whose records are durable."""
@@ -211,7 +213,7 @@ cdef class ClusterSessions(SessionClaims):
     def wait_ms(self) -> int:
         """Returns how long the next pass may wait."""
         cdef uint64_t now_ms = self.router.now_ms
-        if self.changed:
+        if self.changed or self.core.claims.reports:
             return 0
         if self.link.waits:
             return 1
@@ -277,6 +279,8 @@ cdef class ClusterSessions(SessionClaims):
             return self.end(session)
         if kind is Forget:
             return self.forget(session)
+        if kind is Absorb:
+            return self.absorb(session, self.router.by_key.get(output.later))
         if kind is Taken:
             return self.taken(session, set(output.ids))
         if kind is Merge:
@@ -845,6 +849,15 @@ cdef class ClusterSessions(SessionClaims):
             self.router.recorder.ended(session, ENDED_MOVED_TO_NODE)
         self.router.by_key.pop(session.key, None)
         return session.end()
+
+    cdef int absorb(self, Session session, Session later) except -1:
+        """Has a session that has moved take what an earlier one of its client would have taken, which ends."""
+        cdef object seen = session.place.seen
+        if later is not None and later.place.seen is not None:
+            # Its own ids are known to all that follow it; what its former nodes had passed is not all that came here.
+            later.place.seen.passed = Passed(() if seen is None else seen.passed.ids)
+            self.record(later)
+        return self.forget(session)
 
     cdef int taken(self, Session session, set ids) except -1:
         hand_over(session, ids)

@@ -26,6 +26,7 @@ from shardbroker.cluster.messages import (
     Key,
     Moved,
     NoState,
+    Offer,
     Queued,
     Rebuild,
     Refuse,
@@ -34,6 +35,7 @@ from shardbroker.cluster.messages import (
     Revoke,
     SessionMessage,
     Sessions,
+    Starting,
     State,
     StateAck,
     Tail,
@@ -43,6 +45,7 @@ from shardbroker.cluster.messages import (
     Who,
 )
 from shardbroker.cluster.outputs import (
+    Absorb,
     Accepted,
     Bind,
     Create,
@@ -86,6 +89,9 @@ class Queues:
 
 class Node:
     """Node 1, with the time."""
+
+    done: list[SessionOutput]
+    """What the last change of the node has returned."""
 
     def __init__(self, lost_session: str = "new") -> None:
         self.queues = Queues()
@@ -526,6 +532,110 @@ def test_what_arrives_for_a_session_that_has_moved_follows_it() -> None:
     assert node.after(module.FORWARD_MS) == [Forget(9)]
 
 
+def changes_of_node(node: Node, count: int, first: int = 0) -> list[Holding]:
+    """Has the session of a client leave the node so many times, as if it had returned in between."""
+    holdings = []
+    for number in range(first, first + count):
+        holding = Holding(KEY, 10 + number, NAME, 100 * number + 50)
+        node.claims.restore(holding, node.now_ms)
+        node.receive(OTHER, Take(KEY, 100 * number + 100, NAME, False))
+        node.done = node.receive(OTHER, StateAck(KEY, 100 * number + 100))
+        holdings.append(holding)
+    return holdings
+
+
+def test_a_session_that_has_moved_takes_the_place_of_earlier_ones() -> None:
+    """A client that changed its node 200 times in a minute had each message queued and forwarded 100 times."""
+    node = Node()
+    changes_of_node(node, 50)
+    assert node.done == [MovedAway(59), Absorb(58, 59)]
+    assert [*node.claims.leaving] == [59]
+
+
+def test_an_earlier_session_that_has_messages_sends_them_first() -> None:
+    node = Node()
+    [first] = changes_of_node(node, 1)
+    node.queues.messages[10] = [Queued(500, b"t", 1)]
+    [tail] = sent(node.claims.arrived(10, 0))
+    assert isinstance(tail, Tail)
+    changes_of_node(node, 1, 1)
+    assert {*node.claims.leaving} == {first.uid, 11}
+    assert node.receive(OTHER, TailAck(KEY, tail.number, 10, True))[0] == Taken(10, (500,))
+    node.queues.messages.clear()
+    assert Absorb(10, 11) in [*node.after(50), *node.after(1000)]
+
+
+@pytest.mark.parametrize("reason", ["stale", "merged", "journal"])
+def test_a_session_of_another_history_is_not_absorbed(reason: str) -> None:
+    """What it has had is not what a later session has had; or it knows which stale sessions were merged."""
+    node = Node()
+    holding = node.holding()
+    if reason == "stale":
+        [tail] = sent(node.receive(REGISTRAR, Revoke(KEY, 50, OTHER)))
+        assert isinstance(tail, Tail)
+        node.receive(OTHER, TailAck(KEY, tail.number, 9, True))
+    else:
+        if reason == "merged":
+            node.claims.merged(OTHER, Tail(KEY, 1, 0, (), 3, is_stale=True, is_last=True))
+        node.receive(OTHER, Take(KEY, 100, NAME, False))
+        node.receive(OTHER, StateAck(KEY, 100))
+        if reason == "journal":
+            node.claims.leaving.clear()
+            node.claims.leaving._uids.clear()
+            node.claims.restore(Holding(KEY, 9, NAME, 100, state=SessionState.GONE), 0)
+    newer = Holding(KEY, 20, NAME, 200)
+    node.claims.restore(newer, 0)
+    node.receive(OTHER, Take(KEY, 300, NAME, False))
+    assert node.receive(OTHER, StateAck(KEY, 300)) == [MovedAway(20)]
+    assert {holding.uid, 20} == {*node.claims.leaving}
+    assert not any(isinstance(one, Absorb) for one in node.after(5000))
+
+
+# --- workers that are being started ------------------------------------------------------------------------------------------
+
+
+def test_a_holder_whose_worker_is_being_started_is_waited_for() -> None:
+    """After 1 s its session counted as lost, and the client got one without subscriptions."""
+    node = Node()
+    node.granted(OTHER)
+    for _ in range(30):
+        assert node.receive(OTHER, Starting(100, KEY)) == []
+        assert [one.generation for one in sent(node.after(module.BUSY_MS)) if isinstance(one, Take)] == [100]
+    [output] = node.receive(OTHER, state(1, True))
+    assert isinstance(output, Import)
+
+
+def test_a_worker_that_never_starts_is_given_up() -> None:
+    node = Node()
+    node.granted(OTHER)
+    waited_ms, done = 0, []
+    while not done:
+        done = node.receive(OTHER, Starting(100, KEY))
+        node.after(module.BUSY_MS)
+        waited_ms += module.BUSY_MS
+        assert waited_ms <= module.STARTING_MS + module.BUSY_MS
+    assert done == [Create(KEY, NAME, 100, done[0].base, False)]
+    assert waited_ms > module.STARTING_MS
+
+
+def test_an_offer_does_not_wait_for_a_worker() -> None:
+    node = Node()
+    [output] = node.receive(OTHER, Offer(KEY, 50, NAME))
+    assert isinstance(output, ToNode) and isinstance(output.message, Claim)
+    node.receive(REGISTRAR, Grant(output.message.number, KEY, 100, OTHER, False))
+    assert sent(node.receive(OTHER, Starting(100, KEY))) == [Done(KEY, 100, None, False)]
+
+
+def test_a_claim_waits_as_long_as_its_registrar_says_so() -> None:
+    node = Node()
+    [claim] = sent(node.connect())
+    assert isinstance(claim, Claim)
+    for _ in range(14):
+        assert node.receive(REGISTRAR, Wait(claim.number, KEY)) == []
+        assert node.after(1_000) == []
+    assert node.after(1_000) == [Rejected(1, module.BUSY_REASON)], "not for ever"
+
+
 def test_a_tail_is_repeated_and_an_answer_to_any_of_its_copies_counts() -> None:
     node = Node()
     node.holding()
@@ -629,11 +739,58 @@ def test_many_sessions_are_reported_in_parts(monkeypatch: pytest.MonkeyPatch) ->
         key = Key(7, number)
         node.claims.sessions[key] = Holding(key, number, NAME, 50)
     parts = sent(node.receive(REGISTRAR, Rebuild(3, D1, bitmap([7]))))
-    assert [(one.part, len(one.held), one.is_last) for one in parts if isinstance(one, Sessions)] == [
-        (1, 2, False),
-        (2, 2, False),
-        (3, 1, True),
+    assert node.receive(REGISTRAR, Rebuild(4, D1, bitmap([7]))) == [], "an answer is under way"
+    other = Rebuild(9, D1, bitmap([7]))
+    assert node.receive(OTHER, other) == [], "one answer at a time"
+    while node.claims.reports:
+        parts += sent(node.claims.report())
+    assert [(one.number, one.part, len(one.held), one.is_last) for one in parts if isinstance(one, Sessions)] == [
+        (number, *part) for number in (3, 9) for part in ((1, 2, False), (2, 2, False), (3, 1, True))
     ]
+    assert len(sent(node.receive(REGISTRAR, Rebuild(5, D1, bitmap([7]))))) == 1
+
+
+def test_sessions_of_other_partitions_take_turns_too() -> None:
+    """A worker looks at so many sessions in a turn, whoever asks for them."""
+    node = Node()
+    node.claims.looked_at = 2
+    for number in range(5):
+        key = Key(6, number)
+        node.claims.sessions[key] = Holding(key, number, NAME, 50)
+    [first] = sent(node.receive(REGISTRAR, Rebuild(3, D1, bitmap([7]))))
+    assert first == Sessions(3, 1, bitmap([7]), (), False)
+    assert sent(node.after(50)) == [Sessions(3, 2, bitmap([7]), (), False)]
+    assert sent(node.after(50)) == [Sessions(3, 3, bitmap([7]), (), True)]
+    assert not node.claims.reports
+
+
+def test_each_part_has_sessions_as_they_are_at_its_moment() -> None:
+    node = Node()
+    node.claims.looked_at = 1
+    for number in range(4):
+        key = Key(7, number)
+        node.claims.restore(Holding(key, number, NAME, 50), 0)
+    [first] = sent(node.receive(REGISTRAR, Rebuild(3, D1, bitmap([7]))))
+    assert isinstance(first, Sessions) and [one.key.hash for one in first.held] == [0]
+    node.claims.ended(Key(7, 1))
+    node.receive(OTHER, Take(Key(7, 2), 100, NAME, False))
+    node.receive(OTHER, Take(Key(7, 3), 100, NAME, False))
+    node.receive(OTHER, StateAck(Key(7, 3), 100))
+    parts = [sent(node.claims.report())[0] for _ in range(3)]
+    held = [one for part in parts if isinstance(part, Sessions) for one in part.held]
+    assert [(one.key.hash, one.is_moving) for one in held] == [(2, True)]
+
+
+def test_a_report_ends_with_its_member_set() -> None:
+    """The registrar asks again, with another digest."""
+    node = Node()
+    node.claims.looked_at = 1
+    for number in range(2):
+        node.claims.restore(Holding(Key(7, number), number, NAME, 50), 0)
+    node.receive(REGISTRAR, Rebuild(3, D1, bitmap([7])))
+    assert node.claims.reports
+    node.claims.set_view(MEMBERS[:2], D2, (REGISTRAR,) * PARTITIONS, 0)
+    assert not node.claims.reports and node.claims.report() == []
 
 
 def test_in_another_run_the_registrars_are_told_again() -> None:

@@ -22,6 +22,7 @@ from shardbroker.cluster.messages import (
     Revoke,
     SessionMessage,
     Sessions,
+    Starting,
     State,
     Tail,
     Wait,
@@ -99,6 +100,63 @@ def test_a_claim_that_waits_too_long_is_refused() -> None:
     one.claim(3, claim(2), 0, CLOCK)
     assert one.tick(module.QUEUE_MS - 1, CLOCK) == []
     assert one.tick(module.QUEUE_MS, CLOCK) == [ToNode(3, Refuse(2, KEY))]
+
+
+def test_what_another_node_has_now_is_freed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FREED_A_TICK", 2)
+    one = Registry(1, HybridClock())
+    one.set_view(MEMBERS, D1, (1,) * PARTITIONS, 0)
+    answer(one, {2: tuple(Held(Key(7, number), 50, 0, True, False) for number in range(5))})
+    assert len(one) == 5
+    one.set_view(MEMBERS[:2], D2, (2,) * PARTITIONS, 0)
+    assert len(one) == 0 and one.entry(Key(7, 1)) is None
+    left = []
+    for now_ms in range(4):
+        left.append(sum(map(len, one._ended)))
+        one.tick(now_ms, CLOCK)
+    assert left == [5, 3, 1, 0] and not one._ended
+
+
+def asked() -> tuple[Registry, Who]:
+    """Returns a registrar that has sent WHO to all members about a key that node 2 claims, and has the answer of node 1."""
+    one = made()
+    one._tables[KEY.partition].unsure.add(KEY.hash)
+    first, *_ = one.claim(2, claim(1), 0, CLOCK)
+    assert isinstance(first.message, Who)
+    assert one.here(1, Here(first.message.number, KEY, None), 0, CLOCK) == []
+    return one, first.message
+
+
+def test_a_worker_that_is_being_started_is_waited_for() -> None:
+    """Its session counted as lost after 300 ms, where the registrar did not know of it."""
+    one, who = asked()
+    one.here(2, Here(who.number, KEY, None), 0, CLOCK)
+    now_ms = 0
+    for _ in range(20):
+        assert one.starting(3, Starting(who.number, KEY), now_ms) == [ToNode(2, Wait(1, KEY))]
+        now_ms += module.ASK_MS
+        assert one.tick(now_ms, CLOCK) == [ToNode(3, who)]
+    grant = granted(one.here(3, Here(who.number, KEY, held(50)), now_ms, CLOCK))
+    assert (grant.holder, grant.is_provisional) == (3, False)
+
+
+def test_a_worker_that_never_starts_is_not_waited_for_any_longer() -> None:
+    one, who = asked()
+    one.here(2, Here(who.number, KEY, None), 0, CLOCK)
+    now_ms = 0
+    while one.starting(3, Starting(who.number, KEY), now_ms):
+        one.tick(now_ms := now_ms + module.ASK_MS, CLOCK)
+    assert now_ms == module.STARTING_MS
+    assert granted(one.tick(now_ms + module.WHO_MS, CLOCK)).is_provisional
+
+
+def test_no_worker_is_waited_for_where_another_node_has_the_session() -> None:
+    one, who = asked()
+    one.here(2, Here(who.number, KEY, held(50)), 0, CLOCK)
+    assert one.starting(3, Starting(who.number, KEY), 0) == []
+    assert one.starting(3, Starting(who.number + 1, KEY), 0) == []
+    assert one.starting(3, Starting(who.number, Key(8, 99)), 0) == []
+    assert granted(one.tick(module.WHO_MS, CLOCK)).is_provisional
 
 
 def test_the_queue_of_a_key_is_bounded() -> None:

@@ -34,6 +34,7 @@ from shardbroker.cluster.messages import (
     Revoke,
     SessionMessage,
     Sessions,
+    Starting,
     State,
     StateAck,
     Tail,
@@ -99,6 +100,7 @@ MESSAGES: list[SessionMessage] = [
     TailAck(MOST, BIG, BIG, True),
     End(MOST, BIG),
     Ended(LEAST, 0),
+    Starting(BIG, MOST),
 ]
 SMALL = [message for message in MESSAGES if len(encode(message)) < 2_000]
 IDS = [f"{number}-{type(message).__name__}" for number, message in enumerate(MESSAGES)]

@@ -11,7 +11,22 @@ import psutil
 import pytest
 
 from shardbroker.cluster.clock import HybridClock
-from shardbroker.cluster.messages import Announce, End, Held, Key, Moved, Queued, Rebuild, SessionMessage, Sessions, State, Wait
+from shardbroker.cluster.messages import (
+    Announce,
+    End,
+    Held,
+    Key,
+    Moved,
+    Queued,
+    Rebuild,
+    SessionMessage,
+    Sessions,
+    Starting,
+    State,
+    Take,
+    Wait,
+    Who,
+)
 from shardbroker.cluster.outputs import Accepted, Create, Export, Import, MovedAway, SessionOutput, ToNode
 from shardbroker.cluster.registry import ALL_PARTITIONS, bitmap, client_key
 from shardbroker.cluster.session_view import SessionView
@@ -19,7 +34,7 @@ from shardbroker.cluster.sessions import NodeSessions
 from shardbroker.link import signals
 from shardbroker.link.frames import Frame
 from shardbroker.link.session_channel import BULK_BYTES, Budget, Packed, SessionChannel
-from shardbroker.link.session_codec import encode_session
+from shardbroker.link.session_codec import decode_session, encode_session
 from shardbroker.link.sessions import SessionDispatcher
 from shm.topology import Topology
 from tests.harness.waiting import until
@@ -394,7 +409,9 @@ def test_what_was_sent_before_a_connection_was_known_is_dropped() -> None:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with one, other:
         sent: list[tuple[int, Packed]] = []
-        dispatcher = SessionDispatcher([other.fileno()], (0,) * 1024, Budget(), lambda *message: sent.append(message) or True)  # type: ignore[func-returns-value]
+        dispatcher = SessionDispatcher(
+            [other.fileno()], (0,) * 1024, Budget(), lambda *message: sent.append(message) or True, lambda _: False  # type: ignore[func-returns-value]
+        )
         loop = Loop()
         dispatcher.start(loop)  # type: ignore[arg-type]
         [read] = loop.readers.values()
@@ -422,10 +439,31 @@ def test_what_was_sent_before_a_connection_was_known_is_dropped() -> None:
         channel.close()
 
 
+def test_questions_to_a_worker_that_is_being_started_are_answered_for_it() -> None:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, other:
+        sent: list[tuple[int, Packed]] = []
+        starting = {0}
+        dispatcher = SessionDispatcher(
+            [other.fileno()], (0,) * 1024, Budget(), lambda *message: sent.append(message) or True, starting.__contains__  # type: ignore[func-returns-value]
+        )
+        dispatcher.start(Loop())  # type: ignore[arg-type]
+        dispatcher.follow(SessionView(0, 1, linked=frozenset({2})), {2: 10})
+        for message in (Take(key(1), 70, "c", False), Who(80, key(1), b""), End(key(1), 4)):
+            dispatcher.arrived(2, message, Frame(*encode_session(message), stamp=5))
+            dispatcher.arrived(3, message, Frame(*encode_session(message), stamp=5))
+        answers = [decode_session(packed.type, packed.body) for _, packed in sent]
+        assert answers == [Starting(70, key(1)), Starting(80, key(1))]
+        assert {(number, packed.node_id, packed.stamp) for number, packed in sent} == {(10, 2, 5)}
+        starting.clear()
+        dispatcher.arrived(2, Take(key(1), 90, "c", False), Frame(*encode_session(Take(key(1), 90, "c", False))))
+        assert len(sent) == 2
+
+
 def test_a_dropped_message_is_counted() -> None:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with one, other:
-        dispatcher = SessionDispatcher([other.fileno()], (0,) * 1024, Budget(), lambda *_: False)
+        dispatcher = SessionDispatcher([other.fileno()], (0,) * 1024, Budget(), lambda *_: False, lambda _: False)
         loop = Loop()
         dispatcher.start(loop)  # type: ignore[arg-type]
         [read] = loop.readers.values()

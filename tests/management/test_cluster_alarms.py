@@ -33,6 +33,18 @@ def test_clocks_that_differ(skew_ms: int, text: str) -> None:
     assert (name, is_active) == ("cluster_clock_skew", False)
 
 
+def test_nodes_with_another_registry() -> None:
+    alarms = ClusterAlarms("n1@a")
+    assert not any(alarms.look(False, [UP], 0))
+    [alarm] = filter(None, alarms.look(False, [UP], 1, ["n2@b", "n3@c"]))
+    fields = json.loads(alarm.payload)
+    assert (fields["name"], fields["details"]) == ("cluster_registry_differs", {"peers": ["n2@b", "n3@c"]})
+    assert "cluster.registry differs at n2@b, n3@c" in fields["message"]
+    assert not any(alarms.look(False, [UP], 2, ["n2@b", "n3@c"]))
+    [alarm] = filter(None, alarms.look(False, [UP], 3))
+    assert alarm.topic.endswith("/deactivate")
+
+
 def test_the_clock_of_a_peer_that_is_not_linked_is_no_alarm() -> None:
     assert told(ClusterAlarms("n1@a"), UP._replace(skew_ms=9_000, state="stopped"), 0) == []
 

@@ -63,6 +63,25 @@ def test_a_session_moves_to_the_node_of_its_client(nodes: Nodes, worker: int) ->
         assert f'shardbroker_cluster_claims{{worker="{worker}",result="granted"}}' in metrics
 
 
+def test_a_holder_whose_worker_is_being_started_is_waited_for(nodes: Nodes) -> None:
+    """Its session counted as lost after 1 s, and its client got one without subscriptions. A worker that dies again and again is
+    started with a delay."""
+    holder = nodes.brokers[1]
+    with ExitStack() as stack:
+        name = client_id_on(0, 2, "subscriber")
+        with client(ExitStack(), nodes, 1, name) as first:
+            first.subscribe("t/#", 1)
+        for _ in range(6):
+            until(lambda: holder.child_pids("worker-0"), 20)
+            [pid] = holder.child_pids("worker-0")
+            holder.kill_process(pid)
+            until(lambda pid=pid: pid not in holder.child_pids("worker-0"), 20)
+        assert not holder.child_pids("worker-0"), "it is not started yet"
+        second = client(stack, nodes, 2, name)
+        assert present(second)
+        second.expect_messages(*publish(client(stack, nodes, 2, "publisher"), 2))
+
+
 def test_a_session_that_has_moved_receives_retained_messages_that_are_older_or_known(nodes: Nodes) -> None:
     """They are sent because of a subscription: what the session has had of publishers does not matter."""
     with ExitStack() as stack:
