@@ -154,6 +154,7 @@ cdef class Ring:
     cdef void skip_to(self, uint64_t position) noexcept:
         if position > self.local_tail and position <= self.committed():
             self.local_tail = position
+            self.seen_head = self.committed()      # the one read before may be behind the position, and next() would miss the end
 
     def fill(self) -> int:
         """Returns the bytes that are committed and not consumed, for observers."""

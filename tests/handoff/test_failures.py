@@ -18,7 +18,7 @@ from tests.edge.conftest import Edge
 from tests.handoff.conftest import WORKERS, of_all_transports, replace
 from tests.handoff.faulty import REACHED, VARIABLE
 from tests.handoff.test_handoff import TRANSPORTS, dialler, name_on
-from tests.harness import Broker, Client, Disconnect, Publish, until, wire
+from tests.harness import Broker, Client, Disconnect, Publish, client_id_on, until, wire
 
 pytestmark = pytest.mark.own_broker
 ATTEMPTS = 20
@@ -161,10 +161,10 @@ def test_without_memory_for_a_second_process_the_worker_continues() -> None:
         other.ping()
 
 
-def in_background(broker: Broker, problems: list[Any]) -> threading.Thread:
+def in_background(broker: Broker, problems: list[Any], worker: int = 0) -> threading.Thread:
     def run() -> None:
         try:
-            replace(broker, 0)
+            replace(broker, worker)
         except (ControlError, OSError) as error:
             problems.append(error)
 
@@ -254,3 +254,31 @@ def test_a_trace_that_begins_meanwhile_has_what_comes_afterwards() -> None:
             thread.join()
             client.publish("traced/afterwards", b"x", 1)
             until(lambda: "traced/afterwards" in str(control.call("trace read", name="meanwhile")))
+
+
+def test_records_that_a_worker_takes_while_its_successor_starts_are_behind_it() -> None:
+    """The successor has the rings open by then. What waits in the ring of worker 0 keeps it from sleeping, and from a look at all rings."""
+    with ExitStack() as stack:
+        broker = stack.enter_context(breaking_at(Broker(3), "successor.Succession.receive:late"))
+        busy, other, client = (
+            stack.enter_context(Client(broker.address, 5, client_id_on(worker, 3, "ring"), timeout=PATIENCE_S)) for worker in range(3)
+        )
+        crowd = stack.enter_context(Client(broker.address, 5, client_id_on(2, 3, "crowd"), timeout=PATIENCE_S))
+        crowd.subscribe("busy", 0)
+        client.subscribe("ring", 1)
+        problems: list[Any] = []
+        thread = in_background(broker, problems, 2)
+        until(lambda: logged(broker, REACHED), timeout_s=PATIENCE_S)
+        for number in range(10):
+            other.publish("ring", b"%d" % number, 1)
+            client.expect(Publish, payload=b"%d" % number)
+        while thread.is_alive():
+            busy.publish("busy", b"x" * 100)
+        thread.join()
+        assert not problems
+        for number in range(10):
+            other.publish("ring", b"behind %d" % number, 1)
+            client.expect(Publish, payload=b"behind %d" % number)
+        with Control(broker.data_dir) as control:
+            totals = control.call("load")["totals"]
+        assert totals["messages.dropped.failed"] == 0
