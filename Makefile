@@ -152,7 +152,8 @@ debug: tools
 sim: tools
 	$(BIN)/python -m tests.sim.simulator --steps 5000 --seconds $(or $(SECONDS),60)
 
-# Kills processes of a broker under traffic: make torture KILLS=5000, or SECONDS=3600, and TORTURE="--seed 7 --kind worker".
+# Kills processes of a broker under traffic, replaces its workers and upgrades it: make torture KILLS=5000, or SECONDS=3600, and
+# TORTURE="--seed 7 --kind worker,replace,upgrade".
 torture: tools
 	$(BIN)/python -m tests.torture.torture --kills $(or $(KILLS),$(if $(SECONDS),0,2000)) --seconds $(or $(SECONDS),0) $(TORTURE)
 

@@ -257,13 +257,13 @@ def test_a_trace_that_begins_meanwhile_has_what_comes_afterwards() -> None:
 
 
 def test_records_that_a_worker_takes_while_its_successor_starts_are_behind_it() -> None:
-    """The successor has the rings open by then. What waits in the ring of worker 0 keeps it from sleeping, and from a look at all rings."""
+    """The successor has the rings open by then. What waits in one of them keeps it from sleeping, and from a look at all others."""
     with ExitStack() as stack:
         broker = stack.enter_context(breaking_at(Broker(3), "successor.Succession.receive:late"))
-        busy, other, client = (
-            stack.enter_context(Client(broker.address, 5, client_id_on(worker, 3, "ring"), timeout=PATIENCE_S)) for worker in range(3)
+        busy, other, client, crowd = (
+            stack.enter_context(Client(broker.address, 5, client_id_on(worker, 3, name), timeout=PATIENCE_S))
+            for worker, name in ((0, "busy"), (1, "other"), (2, "client"), (2, "crowd"))
         )
-        crowd = stack.enter_context(Client(broker.address, 5, client_id_on(2, 3, "crowd"), timeout=PATIENCE_S))
         crowd.subscribe("busy", 0)
         client.subscribe("ring", 1)
         problems: list[Any] = []

@@ -6,7 +6,8 @@ Messages have numbers in the order in which they were first sent; payloads carry
     asked_s             granted_s                    leaving_s            left_s
        |   may arrive       |       must arrive          |    may arrive      |   must not arrive
 
-A message must arrive if it was first sent after `granted_s`, and acknowledged before `leaving_s` (by IN_FLIGHT_S).
+A message must arrive if it was first sent after `granted_s`, and acknowledged before `leaving_s` (by IN_FLIGHT_S). While workers
+are moved that time does not run: the message waits in a ring, and an UNSUBSCRIBE in a socket, until the successor serves.
 
 Of a shared group one member has to get it, whichever. So each group needs one that stays. In which order the members get
 what they share is up to the broker.
@@ -35,6 +36,9 @@ message of the same kind arrived on it, or if it never ended.
 An exclusive subscription has one holder at a time: none is granted to a client between `granted_s` and `leaving_s` of another.
 
 A delayed message must not arrive before its time, which begins when it is first sent.
+
+Connections. The broker must not end one but by the death of the process that had it, from the moment on at which the client
+began to connect. So where there were only moves since (a worker replaced, the broker upgraded), none ends.
 """
 
 from array import array
@@ -45,6 +49,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice, pairwise
 
+from tests.harness.broker import worker_of
+
 INFINITE = float("inf")
 EARLY_S = 0.1
 """A worker reads its clock once a pass, and counts a delay from there: the pass may have begun before the message was sent."""
@@ -53,10 +59,14 @@ IN_FLIGHT_S = 1.0
 SHOWN = 12
 """Message numbers, and faults of a kind, that a report shows."""
 KILLS_AROUND = 3
+REPLACE, UPGRADE = "replace", "upgrade"
+"""Moves: `replace-1` is that of worker 1."""
 SHARE = "$share/"
 EXCLUSIVE = "$exclusive/"
 BYSTANDERS = ("acceptor", "manager")
-"""Processes that have no messages: killing them excuses nothing."""
+"""Processes that have no messages, and no connection beyond its CONNACK: killing them excuses nothing."""
+OF_ONE_WORKER = ("worker-", "successor-", "predecessor-")
+"""Victims that had the clients of one worker at most; its number follows."""
 
 
 class Kind(StrEnum):
@@ -73,6 +83,8 @@ class Kind(StrEnum):
     RETAINED = "retained message lost or too old"
     PROTOCOL = "protocol"
     STUCK = "never finished"
+    DISCONNECTED = "disconnected without cause"
+    MOVE = "replacement or upgrade failed"
     CRASH = "process ended by itself"
 
 
@@ -105,6 +117,34 @@ class Interval:
 
 
 @dataclass
+class Outage:
+    """The end of a process, from before the kill until it has ended; of the whole broker until it is started again."""
+
+    victim: str
+    begin_s: float
+    end_s: float = INFINITE
+
+
+@dataclass(frozen=True)
+class Move:
+    """A worker that was replaced, or an upgrade."""
+
+    what: str
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A connection that the broker has ended."""
+
+    client: str
+    opened_s: float
+    at_s: float
+    how: str
+
+
+@dataclass
 class Arrivals:
     """What one client got, in order: message number, QoS, when, on which of its connections."""
 
@@ -128,8 +168,10 @@ def matches(topic_filter: str, topic: str) -> bool:
 class History:
     """Written by the clients as things happen, in numbers rather than objects: a run has millions of them."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], workers: int = 0) -> None:
+        """workers: how many the broker has; 0: the number changes."""
         self.clock = clock
+        self.workers = workers
         self.names: list[str] = []
         self.topics: list[str] = []
         self._name_numbers: dict[str, int] = {}
@@ -152,6 +194,15 @@ class History:
         """Last acknowledged message of each topic with retained messages."""
         self.lost_sessions: dict[str, float] = {}
         self.kills: list[tuple[float, str]] = []
+        self.outages: list[Outage] = []
+        self.moves: list[Move] = []
+        self.pauses: list[tuple[float, float]] = []
+        """When moves were tried, one after the other, also in vain."""
+        self.unmoved: Counter[str] = Counter()
+        """Replacements and upgrades that were refused, or did not complete, by reason."""
+        self.cut_short = 0
+        """Kills while a worker was replaced or the broker upgraded."""
+        self.drops: list[Drop] = []
         self.faults: list[Fault] = []
         self.connects: Counter[str] = Counter()
         self.connections: dict[str, list[list[float]]] = defaultdict(list)
@@ -242,6 +293,10 @@ class History:
         """From now on nothing of its connection is read."""
         self.connections[client][-1][1] = self.clock()
 
+    def dropped(self, client: str, opened_s: float, how: str) -> None:
+        """The broker has ended a connection, behind its CONNACK."""
+        self.drops.append(Drop(client, opened_s, self.clock(), how))
+
     # --- both -----------------------------------------------------------------------------------------------------------
 
     def session_lost(self, client: str) -> None:
@@ -256,6 +311,38 @@ class History:
 
     def killed(self, victim: str) -> None:
         self.kills.append((self.clock(), victim))
+
+    def falls(self, victim: str) -> Outage:
+        """A process is about to be killed."""
+        self.outages.append(Outage(victim, self.clock()))
+        return self.outages[-1]
+
+    def fell(self, outage: Outage) -> None:
+        """What was killed has ended."""
+        outage.end_s = min(outage.end_s, self.clock())
+
+    @property
+    def done(self) -> int:
+        """Kills and moves."""
+        return len(self.kills) + len(self.moves)
+
+    def tried(self, begin_s: float) -> None:
+        """A move has ended, one way or the other."""
+        self.pauses.append((begin_s, self.clock()))
+
+    def moving_s(self, since_s: float, until_s: float) -> float:
+        """Seconds between the two in which something was moved."""
+        start = bisect_right(self.pauses, since_s, key=lambda pause: pause[1])
+        found = 0.0
+        for begin_s, end_s in islice(self.pauses, start, None):
+            if begin_s >= until_s:
+                break
+            found += min(end_s, until_s) - max(begin_s, since_s)
+        return found
+
+    def moved(self, what: str, begin_s: float) -> None:
+        """A worker was replaced, or the broker upgraded."""
+        self.moves.append(Move(what, begin_s, self.clock()))
 
     def fault(self, kind: Kind, client: str, text: str) -> None:
         self.faults.append(Fault(kind, client, text, self.clock(), kind != Kind.SESSION and client in self.lost_sessions))
@@ -298,6 +385,7 @@ def check(history: History) -> list[Fault]:
     found += _check_losses(history, counts)
     found += _check_groups(history, counts)
     found += _check_exclusive(history)
+    found += _check_drops(history)
     return sorted(found, key=lambda fault: fault.at_s)
 
 
@@ -456,7 +544,11 @@ def _due(history: History, numbers: array, interval: Interval) -> Iterator[int]:
             return
         if number in history.taken_back:
             continue
-        if history.acked_s[number] < INFINITE and history.acked_s[number] + IN_FLIGHT_S <= interval.leaving_s:
+        acked_s = history.acked_s[number]
+        if acked_s == INFINITE or acked_s + IN_FLIGHT_S > interval.leaving_s:
+            continue
+        pause_s = 0.0 if interval.leaving_s == INFINITE else history.moving_s(acked_s, interval.leaving_s)
+        if acked_s + IN_FLIGHT_S + pause_s <= interval.leaving_s:
             yield number
 
 
@@ -501,6 +593,25 @@ def _check_exclusive(history: History) -> Iterator[Fault]:
                 owner, longest = client, interval
 
 
+def _check_drops(history: History) -> Iterator[Fault]:
+    for drop in history.drops:
+        worker = worker_of(drop.client, history.workers) if history.workers else -1
+        if not any(_ends_connections(one, drop, worker) for one in history.outages):
+            moves = [one.what for one in history.moves if one.begin_s <= drop.at_s and one.end_s >= drop.opened_s]
+            text = f"{drop.how}, connected since {drop.opened_s:.3f}; moves since: {', '.join(moves) or 'none'}"
+            yield Fault(Kind.DISCONNECTED, drop.client, text, drop.at_s)
+
+
+def _ends_connections(outage: Outage, drop: Drop, worker: int) -> bool:
+    """Whether the connection may have ended with that process. worker: that of the client; negative: not known."""
+    if outage.begin_s > drop.at_s or outage.end_s < drop.opened_s or outage.victim.startswith(BYSTANDERS):
+        return False
+    for prefix in OF_ONE_WORKER:
+        if outage.victim.startswith(prefix) and worker >= 0:
+            return int(outage.victim.removeprefix(prefix)) == worker
+    return True
+
+
 def _check_groups(history: History, counts: dict[str, bytearray]) -> Iterator[Fault]:
     """Somebody in each shared group got each message, and of QoS 2 nobody else did."""
     members: dict[str, list[str]] = defaultdict(list)
@@ -533,7 +644,9 @@ def _loss(history: History, client: str, topic_filter: str, due: list[int], miss
     # Messages of a publisher that lost its session can be lost on their way in; nobody else's.
     consequence = client in history.lost_sessions or publishers <= history.lost_sessions.keys()
     shown = ", ".join(map(str, missing[:SHOWN])) + (", ..." if len(missing) > SHOWN else "")
-    text = f"{topic_filter}: {len(missing)} of {len(due)} missing: {shown}; first {history.describe(missing[0])}"
+    senders = Counter(history.names[history.publisher[number]] for number in missing)
+    named = ", ".join(f"{name} {count}" for name, count in senders.most_common(SHOWN))
+    text = f"{topic_filter}: {len(missing)} of {len(due)} missing: {shown}; of {named}; first {history.describe(missing[0])}"
     return Fault(kind, client, text, history.sent_s[missing[0]], consequence)
 
 
@@ -552,6 +665,10 @@ class Seen(StrEnum):
     HELD_OVER_A_KILL = "exclusive subscriptions held over the death of a worker"
     REFUSED = "exclusive subscriptions refused"
     PASSED_ON = "exclusive subscriptions passed on to another client"
+    REPLACED = "workers replaced"
+    UPGRADED = "upgrades"
+    CUT_SHORT = "kills in the middle of those"
+    KEPT = "connections kept over those"
 
 
 def seen(history: History) -> Counter[Seen]:
@@ -560,6 +677,14 @@ def seen(history: History) -> Counter[Seen]:
     count[Seen.SENT_AGAIN] = sum(len(times) for number, times in history.attempts.items() if history.qos[number] == 1)
     count[Seen.SETTLED] = sum(map(len, history.settlements.values()))
     count[Seen.REFUSED] = history.refused.total()
+    count[Seen.REPLACED] = sum(one.what != UPGRADE for one in history.moves)
+    count[Seen.UPGRADED] = sum(one.what == UPGRADE for one in history.moves)
+    count[Seen.CUT_SHORT] = history.cut_short
+    count[Seen.KEPT] = sum(
+        begin_s < one.begin_s and one.end_s < end_s
+        for one in history.moves for client, connections in history.connections.items() for begin_s, end_s in connections
+        if one.what == UPGRADE or not history.workers or one.what == f"{REPLACE}-{worker_of(client, history.workers)}"
+    )  # fmt: skip
     delayed_over_a_kill = set()
     for client, arrivals in history.arrivals.items():
         last: dict[tuple[int, int], int] = {}
@@ -602,6 +727,8 @@ def report(history: History, faults: list[Fault]) -> str:
         f"{len(history.qos)} messages sent, {arrived} arrived; {sum(history.connects.values())} connections; "
         f"{len(history.kills)} kills: {', '.join(f'{name} {count}' for name, count in sorted(victims.items()))}"
     ]
+    if history.unmoved:
+        lines.append(f"not moved: {', '.join(f'{reason} {count}' for reason, count in sorted(history.unmoved.items()))}")
     lines.append("; ".join(f"{what}: {number}" for what, number in seen(history).items()))
     for kind in Kind:
         of_kind = [fault for fault in faults if fault.kind == kind]

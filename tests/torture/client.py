@@ -3,6 +3,7 @@
     Network.step    select -> receive -> tick (tricks, connecting, traffic) -> flush
 
 What a client sends waits in `out` until the flush; a connection that is cut in between takes it along, as a broken network does.
+Each connection has a transport, of which there may be several to choose from.
 Publisher and Subscriber have sessions that stay: they keep their own half of it over connections (MQTT 5.0 §4.1, §4.4).
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 from tests.harness import wire
 from tests.harness.client import Address
 from tests.torture.checker import EXCLUSIVE, INFINITE, History, Kind
+from tests.torture.transports import Listening, Plain
 
 CONNACK_TIMEOUT_S = 20.0
 """A worker that dies young again and again comes back after 5 s; before that nobody answers."""
@@ -49,8 +51,8 @@ def payload_of(number: int) -> bytes:
 class Network:
     """Where all clients live: address, clock, what they saw."""
 
-    def __init__(self, address: Address, history: History) -> None:
-        self.address = address
+    def __init__(self, place: Address | Listening, history: History) -> None:
+        self.place = place if isinstance(place, Listening) else Listening.plain(place)
         self.history = history
         self.now = history.clock
         self.selector = selectors.DefaultSelector()
@@ -88,6 +90,8 @@ class Client:
         """The next connection is to end the session that there is, and to begin another that stays."""
         self.out = bytearray()
         self._socket: socket.socket | None = None
+        self._layer = Plain()
+        self._opened_s = 0.0
         self._old: socket.socket | None = None  # of the connection that is being taken over
         self._in = b""
         self._connect_at = 0.0
@@ -120,10 +124,14 @@ class Client:
     def _open(self) -> None:
         self._in = b""
         self.out.clear()
+        place = self.network.place
+        transport = self.rng.choice(tuple(place.addresses))
+        self._layer = place.layers[transport]()
+        self._opened_s = self.network.now()
         self._socket = socket.socket()
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.connect_ex(self.network.address)
+        self._socket.connect_ex(place.addresses[transport])
         self.network.selector.register(self._socket, selectors.EVENT_READ, self._receive)
         self._deadline = self.network.now() + CONNACK_TIMEOUT_S
         properties = {} if self.clean else {"session_expiry_interval": EXPIRY_S, "receive_maximum": self.rng.choice((5, 30))}
@@ -135,12 +143,13 @@ class Client:
         assert self._socket is not None
         try:
             data = self._socket.recv(1 << 18)
+            if not data:
+                raise ConnectionResetError("end of the stream")
+            data = self._layer.take(data)
         except BlockingIOError:
             return
-        except OSError:
-            data = b""
-        if not data:
-            self._lost()
+        except OSError as error:
+            self._gone(str(error))
             return
         buffer = memoryview(self._in + data)
         connection, at = self._socket, 0
@@ -165,13 +174,22 @@ class Client:
 
     def flush(self) -> None:
         """Sends what there is to send, as far as the socket takes it."""
-        if self.out and self._socket is not None:
+        if self._socket is None:
+            return
+        self._layer.put(self.out)
+        if self._layer.pending:
             try:
-                del self.out[: self._socket.send(self.out)]
+                del self._layer.pending[: self._socket.send(self._layer.pending)]
             except BlockingIOError:
                 pass
-            except OSError:
-                self._lost()
+            except OSError as error:
+                self._gone(str(error))
+
+    def _gone(self, how: str) -> None:
+        """The broker has ended the connection."""
+        if self.connected:
+            self.history.dropped(self.name, self._opened_s, how)
+        self._lost()
 
     def _hang_up(self, away_s: float) -> None:
         """Forgets the connection, for so long."""

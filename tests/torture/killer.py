@@ -3,6 +3,8 @@
 Each place in the tree has a plan of its own: some kills in a row, each soon after the one before was made good (or while it is),
 then a rest in which the place grows old enough to be restarted at once again. A process is known by its parent and its name, and
 killed through a pidfd: no other process can be hit.
+
+Moves (a worker is replaced, the broker is upgraded) have places, too, and some are interrupted by a kill; see mover.py.
 """
 
 import contextlib
@@ -12,10 +14,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from tests.harness import Broker
-from tests.torture.checker import History, Kind
+from tests.torture.checker import REPLACE, UPGRADE, History, Kind
+from tests.torture.mover import MOVES, Mover, children
 from tests.torture.power import Power
 
 STOP = "stop"
@@ -32,6 +34,9 @@ RESTS_S = (5.2, 8.0)
 WHOLE = ("supervisor", "everything", STOP, POWER)
 WHOLE_RESTS_S = (6.0, 16.0)
 POWER_RESTS_S = (0.3, 2.5)
+MOVE_RESTS_S = {REPLACE: (0.5, 4.0), UPGRADE: (4.0, 10.0)}
+REFUSED_S = 0.2
+"""Behind a move that was refused."""
 TRAPPED = 0.5
 """How many kills wait for an acknowledgement, for TRAP_S at most."""
 TRAP_S = 0.2
@@ -47,16 +52,7 @@ HEAL_S = 30.0
 
 def processes(supervisor: int) -> dict[str, int]:
     """Pids of the children by name, "worker-0"; those that have no name yet are left out."""
-    found = {}
-    try:
-        for pid in map(int, Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()):
-            with contextlib.suppress(OSError):
-                name = Path(f"/proc/{pid}/comm").read_text().strip()
-                if name.startswith("sb-"):
-                    found[name.removeprefix("sb-")] = pid
-    except OSError:
-        pass  # the supervisor has ended
-    return found
+    return dict(children(supervisor))
 
 
 @contextlib.contextmanager
@@ -77,7 +73,7 @@ def aimed_at(supervisor: int, place: str) -> Iterator[Callable[[], None] | None]
 
 
 class Killer(threading.Thread):
-    """Kills until `kills` have been done (0: without end) or `stop` is called, then waits until the broker is whole again.
+    """Kills and moves until `kills` are done (0: without end) or `stop` is called, then waits until the broker is whole again.
 
     `error` holds what went wrong in this thread.
     """
@@ -92,12 +88,14 @@ class Killer(threading.Thread):
         acceptors: int,
         resize: bool = False,
         power: Power | None = None,
+        mover: Mover | None = None,
     ) -> None:
         super().__init__(name="killer", daemon=True)
         self.broker, self.history, self.kills = broker, history, kills
         self.error: BaseException | None = None
         self._resize = resize
         self._power = power
+        self._mover = mover
         self._acceptors = acceptors
         self._stopping = threading.Event()
         self._rng = random.Random(f"{seed}/killer")
@@ -107,6 +105,7 @@ class Killer(threading.Thread):
             for place in {
                 "worker": [f"worker-{number}" for number in range(broker.workers)],
                 "acceptor": [f"acceptor-{number}" for number in range(acceptors)],
+                REPLACE: [f"{REPLACE}-{number}" for number in range(broker.workers)],
             }.get(kind, [kind])
         }
         """Each place, and when its next kill is due."""
@@ -119,7 +118,7 @@ class Killer(threading.Thread):
         try:
             start = time.monotonic()
             self._places = {place: start + delay_s for place, delay_s in self._places.items()}
-            while not self._stopping.is_set() and (not self.kills or len(self.history.kills) < self.kills):
+            while not self._stopping.is_set() and (not self.kills or self.history.done < self.kills):
                 place = min(self._places, key=self._places.__getitem__)
                 self._stopping.wait(max(0.0, self._places[place] - time.monotonic()))
                 if not self._stopping.is_set():
@@ -129,7 +128,10 @@ class Killer(threading.Thread):
             self.error = error
 
     def _act(self, place: str) -> None:
-        """One kill, if there is something to kill, and the moment of the next."""
+        """One kill or move, if there is something to kill, and the moment of the next."""
+        if place.startswith(MOVES):
+            self._places[place] = time.monotonic() + self._move(place)
+            return
         if not self._kill(place):
             self._places[place] = time.monotonic() + POLL_S
             return
@@ -141,30 +143,59 @@ class Killer(threading.Thread):
             pause_s = self._rng.uniform(*(self._rng.choice(PAUSES_S) if self._left_in_burst[place] else RESTS_S))
         self._places[place] = time.monotonic() + pause_s
 
+    def _move(self, place: str) -> float:
+        """Replaces or upgrades; returns the rest until the next time."""
+        assert self._mover is not None and self.broker.process is not None
+        if self.broker.process.poll() is not None:
+            self._bury()
+            return REFUSED_S
+        known = len(self.history.kills)
+        if place == UPGRADE:
+            moved = self._mover.upgrade(self._fell)
+        else:
+            moved = self._mover.replace(int(place.removeprefix(f"{REPLACE}-")), self._fell)
+        if any(victim == "supervisor" for _, victim in self.history.kills[known:]):
+            self._start_again()
+        return self._rng.uniform(*MOVE_RESTS_S[place.partition("-")[0]]) if moved else REFUSED_S
+
+    def _bury(self) -> None:
+        """The supervisor has ended by itself."""
+        assert self.broker.process is not None
+        self.history.fault(Kind.CRASH, "supervisor", f"exit code {self.broker.process.returncode}: {self._last_words()}")
+        self._start_again()
+
+    def _fell(self, victim: str, kill: Callable[[], None]) -> None:
+        """Kills what has the name of a victim."""
+        outage = self.history.falls(victim)
+        with contextlib.suppress(ProcessLookupError):
+            kill()
+        if victim not in WHOLE:
+            self.history.fell(outage)
+        self.history.killed(victim)
+
     def _kill(self, place: str) -> bool:
         """False if there is nothing to kill at the moment."""
         assert self.broker.process is not None
         if self.broker.process.poll() is not None:
-            self.history.fault(Kind.CRASH, "supervisor", f"exit code {self.broker.process.returncode}: {self._last_words()}")
-            self._start_again()
+            self._bury()
             return False
         if place == "supervisor":
-            self._strike(self.broker.process.kill)
+            self._strike(place, self.broker.process.kill)
         elif place == STOP:
-            self._strike(self.broker.process.terminate)
+            self._strike(place, self.broker.process.terminate)
             self._await_end()
         elif place == POWER:
             assert self._power is not None
-            self._strike(self._power.switch_off)
+            self._strike(place, self._power.switch_off)
             self.history.killed(f"{POWER} ({self._power.cut(self._rng)})")
             return True
         elif place == "everything":
-            self._strike(lambda: os.killpg(self.broker.pid, signal.SIGKILL))
+            self._strike(place, lambda: os.killpg(self.broker.pid, signal.SIGKILL))
         else:
             with aimed_at(self.broker.pid, place) as kill:
                 if kill is None:
                     return False
-                self._strike(kill)
+                self._strike(place, kill)
         self.history.killed(place)
         return True
 
@@ -174,7 +205,7 @@ class Killer(threading.Thread):
         if code:
             self.history.fault(Kind.CRASH, "supervisor", f"exit code {code} of a clean stop: {self._last_words()}")
 
-    def _strike(self, kill: Callable[[], None]) -> None:
+    def _strike(self, place: str, kill: Callable[[], None]) -> None:
         """Now; or when a client sees the next acknowledgement: nothing may hang on what the broker meant to do right after it."""
         done, lock = threading.Event(), threading.Lock()
 
@@ -182,8 +213,11 @@ class Killer(threading.Thread):
             with lock:
                 if not done.is_set():
                     done.set()
+                    outage = self.history.falls(place)
                     with contextlib.suppress(ProcessLookupError):
                         kill()
+                    if place not in WHOLE:
+                        self.history.fell(outage)
 
         if self._rng.random() < TRAPPED:
             self.history.trap = kill_once
@@ -208,6 +242,8 @@ class Killer(threading.Thread):
     def _start(self) -> None:
         assert self.broker.process is not None
         self.broker.process.wait()
+        for outage in self.history.outages:
+            self.history.fell(outage)
         if self._resize:
             self.broker.workers = self._rng.randint(1, 4)
             weights = [str(self._rng.randint(1, 3)) for _ in range(self.broker.workers)]
@@ -217,8 +253,7 @@ class Killer(threading.Thread):
     def _interrupt(self) -> None:
         process = self.broker.process
         if process is not None and process.poll() is None:
-            process.kill()
-            self.history.killed("supervisor")
+            self._fell("supervisor", process.kill)
 
     def _last_words(self) -> str:
         return " / ".join(line.strip() for line in self.broker.output[-5:])

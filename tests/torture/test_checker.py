@@ -3,7 +3,8 @@
 import pytest
 
 from tests.harness import wire
-from tests.torture.checker import IN_FLIGHT_S, Fault, History, Kind, Seen, check, matches, report, seen
+from tests.harness.broker import worker_of
+from tests.torture.checker import IN_FLIGHT_S, Fault, History, Kind, Outage, Seen, check, matches, report, seen
 from tests.torture.client import Network, Subscriber, payload_of
 
 
@@ -481,6 +482,111 @@ def test_a_will_that_was_taken_back_may_come_or_not() -> None:
     story.history.taken_back.update(numbers)
     story.arrive(numbers[3])
     assert story.kinds() == []
+
+
+# --- connections that the broker ends ---------------------------------------------------------------------------------------
+
+WORKERS = 3
+
+
+class Ended(Story):
+    """`s` begins to connect, something happens, and the broker ends the connection."""
+
+    def __init__(self, workers: int = WORKERS) -> None:
+        super().__init__()
+        self.history.workers = workers
+        self.opened_s = self.history.clock()
+        self.come_back()
+        self.worker = worker_of("s", WORKERS)
+        self.other = (self.worker + 1) % WORKERS
+
+    def fall(self, victim: str) -> Outage:
+        outage = self.history.falls(victim)
+        self.history.fell(outage)
+        return outage
+
+    def drop(self) -> None:
+        self.history.dropped("s", self.opened_s, "end of the stream")
+        self.history.disconnected("s")
+
+
+def test_a_connection_that_ends_with_moves_alone() -> None:
+    story = Ended()
+    begin_s = story.history.clock()
+    story.history.moved(f"replace-{story.worker}", begin_s)
+    story.history.moved("upgrade", begin_s)
+    story.drop()
+    (fault,) = story.faults()
+    assert fault.kind == Kind.DISCONNECTED and fault.client == "s"
+    assert fault.text.endswith(f"moves since: replace-{story.worker}, upgrade")
+
+
+@pytest.mark.parametrize("victim", ["worker-{own}", "successor-{own}", "predecessor-{own}", "supervisor", "everything", "stop"])
+def test_a_connection_that_ends_with_the_process_that_had_it(victim: str) -> None:
+    story = Ended()
+    story.fall(victim.format(own=story.worker))
+    story.drop()
+    assert story.kinds() == []
+
+
+@pytest.mark.parametrize("victim", ["worker-{other}", "successor-{other}", "predecessor-{other}", "acceptor-0", "manager"])
+def test_a_connection_that_ends_with_another_process(victim: str) -> None:
+    story = Ended()
+    story.fall(victim.format(other=story.other))
+    story.drop()
+    assert story.kinds() == [Kind.DISCONNECTED]
+
+
+def test_a_connection_that_ends_before_or_long_after_a_kill() -> None:
+    story = Ended()
+    story.drop()
+    story.fall(f"worker-{story.worker}")
+    story.opened_s = story.history.clock()
+    story.come_back()
+    story.drop()
+    assert story.kinds() == [Kind.DISCONNECTED] * 2
+
+
+def test_a_connection_that_began_while_the_broker_ended() -> None:
+    story = Ended()
+    story.history.falls("stop")  # it takes a while until all processes have ended
+    story.opened_s = story.history.clock()
+    story.come_back()
+    story.drop()
+    assert story.kinds() == []
+
+
+def test_a_connection_of_any_worker_if_their_number_changes() -> None:
+    story = Ended(workers=0)
+    story.fall("worker-0")
+    story.drop()
+    assert story.kinds() == []
+
+
+def test_a_message_that_waits_for_a_successor_may_be_overtaken_by_an_unsubscribe() -> None:
+    """Behind the move it has the same time as ever."""
+    for pause_s, kinds in ((IN_FLIGHT_S, []), (0.0, [Kind.LOST])):
+        story = Story()
+        story.publish()
+        begin_s = story.history.clock()
+        story.now += pause_s
+        story.history.tried(begin_s)
+        story.now += 0.1 * IN_FLIGHT_S if pause_s else IN_FLIGHT_S
+        story.history.leaving("s", "t/+")
+        story.history.left("s", "t/+")
+        assert story.kinds() == kinds
+
+
+def test_connections_kept_over_moves() -> None:
+    story = Ended()
+    begin_s = story.history.clock()
+    story.history.moved(f"replace-{story.worker}", begin_s)
+    story.history.moved(f"replace-{story.other}", begin_s)
+    story.history.moved("upgrade", begin_s)
+    story.history.cut_short += 1
+    story.fall("worker-0")
+    count = seen(story.history)
+    assert [count[what] for what in (Seen.REPLACED, Seen.UPGRADED, Seen.CUT_SHORT, Seen.KEPT)] == [2, 1, 1, 2]
 
 
 def test_matching() -> None:

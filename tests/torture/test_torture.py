@@ -7,10 +7,13 @@ import pytest
 
 from tests.torture.checker import Seen
 from tests.torture.killer import KINDS, POWER
+from tests.torture.mover import MOVES
 from tests.torture.torture import Options, Outcome, run
 
 CONTENDED = {Seen.HELD, Seen.HELD_OVER_A_KILL, Seen.REFUSED, Seen.PASSED_ON}
 """What only a run with exclusive subscriptions sees."""
+MOVED = {Seen.REPLACED, Seen.UPGRADED, Seen.CUT_SHORT, Seen.KEPT}
+"""What only a run with replacements and upgrades sees."""
 
 
 def torture(kills: int, exclusive: bool = False, **options: object) -> Outcome:
@@ -30,7 +33,7 @@ def test_nothing_is_lost_when_acceptors_and_the_manager_are_killed() -> None:
     outcome = torture(50, kinds=("acceptor", "manager"), acceptors=8)
     assert not outcome.faults, str(outcome)
     # Without the death of a worker it is chance whether a publisher that is cut off has something unacknowledged.
-    unseen = {Seen.DELAYED_OVER_A_KILL, *CONTENDED}
+    unseen = {Seen.DELAYED_OVER_A_KILL, *CONTENDED, *MOVED}
     assert unseen <= set(outcome.unseen) <= unseen | {Seen.SENT_AGAIN, Seen.ARRIVED_AGAIN}, str(outcome)
 
 
@@ -40,7 +43,17 @@ def test_nothing_is_lost_when_acceptors_and_the_manager_are_killed() -> None:
 def test_nothing_is_lost_when_anything_is_killed() -> None:
     outcome = torture(200, exclusive=True, kinds=KINDS, acceptors=4)
     assert not outcome.faults, str(outcome)
-    assert not outcome.unseen, str(outcome)
+    assert set(outcome.unseen) == MOVED, str(outcome)
+
+
+@pytest.mark.torture
+@pytest.mark.own_broker
+@pytest.mark.timeout(300)
+def test_no_client_is_disconnected_by_replacements_and_an_upgrade() -> None:
+    """Connections of all transports. Kills hit some moves, and disconnect the clients of that worker alone."""
+    outcome = torture(8, kinds=(*MOVES, "worker"), everywhere=True)
+    assert not outcome.faults, str(outcome)
+    assert Seen.KEPT not in outcome.unseen, str(outcome)
 
 
 @pytest.mark.torture

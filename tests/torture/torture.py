@@ -2,6 +2,7 @@
 
 Publishers send to `t/...` (subscriptions that stay), `m/...` (subscriptions that come and go), `g/...` (shared groups) and `r/...`
 (retained messages); wills go to `w/...`. Of `d/...` they are delayed, and `x/...` has exclusive subscriptions.
+Kinds `replace` and `upgrade` move workers and the whole broker to new processes, under connections of all transports.
 After the last kill all clients come back and stay, what is unacknowledged is acknowledged, a last message goes to every topic, and
 when nothing comes any more the checker looks at what came.
 """
@@ -23,7 +24,9 @@ from tests.harness.faults import KILLED
 from tests.torture.checker import EXCLUSIVE, SHARE, Fault, History, Kind, Seen, check, report, seen
 from tests.torture.client import Client, Contender, Network, Publisher, Reader, Subscriber, Testator
 from tests.torture.killer import KINDS, POWER, Killer
+from tests.torture.mover import MOVES, Mover
 from tests.torture.power import Power
+from tests.torture.transports import Listening
 
 PUBLISHERS = 6
 SUBSCRIBERS = 9
@@ -76,6 +79,10 @@ class Options:
     """Journals that turn over every second."""
     exclusive: bool = True
     """Clients that contend for exclusive subscriptions."""
+    everywhere: bool = False
+    """Connections of all transports, not of TCP alone."""
+    log: Path | None = None
+    """Where the broker's log is kept."""
 
 
 @dataclass
@@ -86,7 +93,8 @@ class Outcome:
 
     @property
     def kills(self) -> int:
-        return len(self.history.kills)
+        """Moves are among them."""
+        return self.history.done
 
     @property
     def unseen(self) -> list[Seen]:
@@ -100,9 +108,9 @@ class Outcome:
 class Run:
     """All clients and their traffic."""
 
-    def __init__(self, options: Options, broker: Broker, history: History) -> None:
+    def __init__(self, options: Options, place: Listening, history: History) -> None:
         self.history = history
-        self.network = Network(broker.address, history)
+        self.network = Network(place, history)
         self._options = options
         self._rng = random.Random(options.seed)
         self._next_publish = self._next_change = 0.0
@@ -183,15 +191,23 @@ class Run:
             client.restless = False
         self._settle()
         self._take_all_contested()
-        for publisher in self.publishers:
-            for topic in STEADY + MOVING + SHARED + tuple(DELAYED) + CONTESTED_TOPICS:
-                for qos in (0, 1, 2) if topic in STEADY + MOVING else (1, 2):
-                    self._step_until(lambda: publisher.publish(topic, qos, delay_s=DELAYED.get(topic, 0)), HEAL_TIMEOUT_S)  # noqa: B023
+        self._publish_last()
         self._settle()
         for testator in self.testators:
             testator.stay()
         rounds = sum(reader.rounds for reader in self.readers)
         self._step_until(lambda: sum(reader.rounds for reader in self.readers) >= rounds + 4, HEAL_TIMEOUT_S)
+
+    def _publish_last(self) -> None:
+        """A message of each publisher to each topic; none any more once one cannot be sent."""
+        for publisher in self.publishers:
+            for topic in STEADY + MOVING + SHARED + tuple(DELAYED) + CONTESTED_TOPICS:
+                for qos in (0, 1, 2) if topic in STEADY + MOVING else (1, 2):
+                    if not self._step_until(
+                        lambda: publisher.publish(topic, qos, delay_s=DELAYED.get(topic, 0)), HEAL_TIMEOUT_S  # noqa: B023
+                    ):
+                        self.history.fault(Kind.STUCK, publisher.name, f"no acknowledgement for {HEAL_TIMEOUT_S:g} s")
+                        return
 
     def _take_all_contested(self) -> None:
         """An exclusive subscription that no client has is free."""
@@ -233,7 +249,7 @@ class Run:
 def run(options: Options) -> Outcome:
     """Runs to the end, and says all that was wrong."""
     start = time.monotonic()
-    history = History(lambda: time.monotonic() - start)
+    history = History(lambda: time.monotonic() - start, 0 if options.resize else options.workers)
     settings: dict[str, object] = {
         "process.acceptors": options.acceptors, "mqtt.max_mqueue_len": 0, "mqtt.exclusive_subscription": "true"
     }  # fmt: skip
@@ -242,13 +258,20 @@ def run(options: Options) -> Outcome:
     if options.level:
         settings["durability.level"] = options.level
     with _data_dir() as data_dir:
-        broker = Broker(options.workers, settings, data_dir=data_dir / "data")
+        for name in ("data", "code", "certificates"):
+            (data_dir / name).mkdir()
+        place = Listening.everywhere(data_dir / "certificates") if options.everywhere else Listening.plain()
+        port = place.addresses["tcp"][1]
+        broker = Broker(options.workers, settings | dict(place.settings), data_dir / "data", port, place.arguments)
         broker.expects(KILLED)
-        (data_dir / "data").mkdir()
+        mover = None
+        if set(MOVES) & set(options.kinds):
+            broker.expects(r'process died process=worker-\d+ .*cause="exit code [01]"')  # the other one of a hand-over cut short
+            mover = Mover(broker, history, random.Random(f"{options.seed}/mover"), data_dir / "code")
         power = Power(broker, data_dir) if POWER in options.kinds else None
         try:
             broker.start()
-            _traffic(options, broker, history, power)
+            _traffic(options, broker, place, history, power, mover)
             broker.stop()
         except AssertionError as error:
             history.fault(Kind.CRASH, "broker", str(error))
@@ -259,14 +282,18 @@ def run(options: Options) -> Outcome:
             broker.check()
         except AssertionError as error:
             history.fault(Kind.CRASH, "broker", str(error))
+        if options.log is not None:
+            options.log.write_text("".join(broker.output))
         for path in power.damaged() if power is not None else ():
             history.fault(Kind.CRASH, "broker", f"{path.name}: set aside as damaged")
     return Outcome(options, history, check(history))
 
 
-def _traffic(options: Options, broker: Broker, history: History, power: Power | None) -> None:
-    traffic = Run(options, broker, history)
-    killer = Killer(broker, history, options.seed, options.kinds, options.kills, options.acceptors, options.resize, power)
+def _traffic(
+    options: Options, broker: Broker, place: Listening, history: History, power: Power | None, mover: Mover | None
+) -> None:
+    traffic = Run(options, place, history)
+    killer = Killer(broker, history, options.seed, options.kinds, options.kills, options.acceptors, options.resize, power, mover)
     with closing(traffic.network):
         traffic.begin()
         killer.start()
@@ -296,20 +323,25 @@ def _data_dir() -> Iterator[Path]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.torture.torture", description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
-    parser.add_argument("--kills", type=int, default=200, help="0: without end, see --seconds")
+    parser.add_argument("--kills", type=int, default=200, help="kills and moves; 0: without end, see --seconds")
     parser.add_argument("--seconds", type=float, default=0.0, help="end after so long, whatever has been killed")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--acceptors", type=int, default=2)
-    parser.add_argument("--kind", default=",".join(KINDS), help=f"what is killed, of %(default)s and {POWER}")
+    parser.add_argument("--kind", default="", help=f"what is killed, and moves, of {', '.join((*KINDS, *MOVES, POWER))}")
     parser.add_argument("--level", choices=("process", "machine"), default="", help="durability.level")
     parser.add_argument("--rate", type=float, default=400.0, help="messages a second")
     parser.add_argument("--resize", action="store_true", help="other workers and weights at each start of the broker")
+    parser.add_argument("--tcp", action="store_true", help="connections of TCP alone, not of all transports")
+    parser.add_argument("--log", type=Path, help="file that gets the broker's log in the end")
     parser.add_argument("--small", action="store_true", help="journals that turn over every second")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the broker ends with us
-    kinds = tuple(given.kind.split(","))
-    if not set(kinds) <= {*KINDS, POWER}:
-        parser.error(f"--kind: {given.kind} is not of {', '.join((*KINDS, POWER))}")
+    movable = given.level != "machine" and not given.resize
+    kinds = tuple(given.kind.split(",")) if given.kind else (*KINDS, *MOVES) if movable else KINDS
+    if not set(kinds) <= {*KINDS, *MOVES, POWER}:
+        parser.error(f"--kind: {given.kind} is not of {', '.join((*KINDS, *MOVES, POWER))}")
+    if set(MOVES) & set(kinds) and not movable:
+        parser.error(f"--kind {', '.join(MOVES)}: not with --level machine, and not with --resize")
     if POWER in kinds and given.level != "machine":
         parser.error(f"--kind {POWER} needs --level machine")
     print(f"seed {given.seed}", flush=True)
@@ -325,6 +357,8 @@ def main() -> int:
             given.rate,
             given.resize,
             given.small,
+            everywhere=not given.tcp,
+            log=given.log,
         )
     )
     print(outcome)
