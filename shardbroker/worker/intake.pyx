@@ -7,7 +7,6 @@ from libc.stdint cimport uint8_t, uint64_t
 from acceptor.handover cimport Handover, receive
 from shardbroker.mqtt.buffer cimport Buffer
 from shardbroker.worker.connection cimport Connection
-from shardbroker.worker.sync_gate cimport OutputFence
 from shardbroker.worker.rates cimport Rates, SharedRates
 from shm.counters cimport BYTES_RECEIVED
 from shm.posix cimport EPOLLIN, close
@@ -73,8 +72,7 @@ cdef class Intake:
         connection.listener = handover.listener
         connection.listener_number = handover.header.listener
         if self.turn.durability.gate is not None:
-            connection.guard = OutputFence.__new__(OutputFence)
-            connection.guard.link = connection
+            connection.guard = self.turn.durability.gate.fence(connection)
         connection.wanted_id = handover.assigned_id
         connection.extra = handover.extra
         connection.interest = EPOLLIN

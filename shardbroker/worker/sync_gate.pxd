@@ -70,6 +70,10 @@ cdef class SyncGate:
     cdef int taken(self, int producer, Ring ring) except -1
     # Releases what has become safe. Called once a pass, after the seal.
     cdef int advance(self) except -1
+    # Whether it holds nothing back: everything is on this disk, and what was forwarded on those of its destinations.
+    cdef bint is_at_rest(self) except -1
+    # The fence of a connection from which nothing waits.
+    cdef OutputFence fence(self, ClientOutput link)
     # Whether retained messages are not in their store yet.
     cdef bint is_retaining(self) except -1
 

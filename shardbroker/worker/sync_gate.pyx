@@ -7,6 +7,7 @@ from cython cimport final
 from libc.errno cimport EAGAIN, errno
 from libc.stdint cimport uint64_t
 
+from shardbroker.session.client_output cimport ClientOutput
 from shm.posix cimport write
 
 __all__ = ["SyncGate"]
@@ -128,6 +129,16 @@ cdef class SyncGate:
     def all_arrived(self) -> bool:
         """Whether nothing is under way to any disk."""
         return self.is_safe() and self.blocked(self.needs_of(<uint64_t>-1)) < 0
+
+    cdef bint is_at_rest(self) except -1:
+        if self.noted or self.held_heads or self.waiting or self.deeds:
+            return False
+        return self.is_safe() and self.blocked(self.needs_of(<uint64_t>-1)) < 0
+
+    cdef OutputFence fence(self, ClientOutput link):
+        cdef OutputFence made = OutputFence.__new__(OutputFence)
+        made.link = link
+        return made
 
     # --- output ---------------------------------------------------------------------------------------------------------------
 

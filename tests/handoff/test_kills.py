@@ -36,8 +36,8 @@ STEPS = {
 
 
 @contextmanager
-def broken_at(step: str) -> Iterator[Broker]:
-    broker = Broker(WORKERS)
+def broken_at(step: str, level: str) -> Iterator[Broker]:
+    broker = Broker(WORKERS, {"durability.level": level})
     broker.program = (sys.executable, "-m", "tests.handoff.faulty")
     broker.environment = dict(os.environ) | {VARIABLE: step}
     broker.expects('cause="signal SIGKILL"')
@@ -46,10 +46,11 @@ def broken_at(step: str) -> Iterator[Broker]:
         yield broker
 
 
+@pytest.mark.parametrize("level", ["process", "machine"])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_kill_costs_no_more_than_a_restart(step: str) -> None:
+def test_a_kill_costs_no_more_than_a_restart(step: str, level: str) -> None:
     names = [client_id_on(0, WORKERS, f"kept{number}-") for number in range(3)]
-    with broken_at(step) as broker, Client(broker.address, 5, client_id_on(1, WORKERS, "other")) as other:
+    with broken_at(step, level) as broker, Client(broker.address, 5, client_id_on(1, WORKERS, "other")) as other:
         kept = [
             Client(broker.address, 5, name, clean=False, properties={"session_expiry_interval": 100}, auto_ack=False)
             for name in names

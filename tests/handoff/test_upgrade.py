@@ -280,7 +280,7 @@ def test_a_layout_that_the_new_code_does_not_know_is_drained_as_told(two: Upgrad
 
 def test_workers_of_another_format_are_drained_one_after_the_other(two: Upgradable) -> None:
     client = kept_client(two)
-    two.code.replace("shardbroker/worker/handoff/protocol.py", "FORMAT = 1\n", "FORMAT = 2\n")
+    two.code.replace("shardbroker/worker/handoff/protocol.py", "FORMAT = 2\n", "FORMAT = 3\n")
     ways = two.ways()
     assert (ways["worker-0"], ways["worker-1"], ways["manager"]) == ("drained", "drained", "restarted")
     two.upgrade_to("0.1.2")
@@ -290,9 +290,11 @@ def test_workers_of_another_format_are_drained_one_after_the_other(two: Upgradab
 
 
 def test_what_a_worker_refuses_is_told_before(tmp_path: Path) -> None:
-    with Upgradable(tmp_path, Broker(1, {"durability.level": "machine"})) as broker:
+    with Upgradable(tmp_path, Broker(1, {"durability.level": "none"})) as broker:
+        with Client(broker.broker.address, 5, "delays") as client:
+            client.publish("$delayed/100/later", b"x", 1)
         (worker,) = [part for part in broker.check()["parts"] if part["part"] == "worker-0"]
-        assert (worker["way"], worker["reason"]) == ("drained", "durability.level is machine")
+        assert (worker["way"], worker["reason"]) == ("drained", "deferred messages are in memory only, without a journal")
 
 
 def test_connections_whose_keys_do_not_move_keep_their_acceptor(authority: Authority, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tests.access.test_verified_names import again, login
 from tests.edge.conftest import Edge
 from tests.handoff.conftest import WORKERS, replace
 from tests.harness import Broker, Client, Closed, Disconnect, Publish, Will, client_id_on, until, wire
+from tests.harness.waiting import stopped
 
 pytestmark = pytest.mark.own_broker
 RULES = '{allow, {user, "ada"}, all, ["ada/#"]}.\n{deny, all}.\n'
@@ -26,7 +27,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         yield broker
 
 
-@pytest.fixture(scope="module", params=["process", "none"])
+@pytest.fixture(scope="module", params=["process", "none", "machine"])
 def plain(request: pytest.FixtureRequest) -> Iterator[Broker]:
     with Broker(WORKERS, {"durability.level": request.param, "mqtt.max_inflight": 3}) as broker:
         yield broker
@@ -170,13 +171,40 @@ def test_counts_of_connections_stay_exact(plain: Broker) -> None:
     until(lambda: listed() == (0, 0, subscriptions), lambda: str(listed()))
 
 
-def test_a_level_that_cannot_move_is_refused_and_nobody_notices() -> None:
-    with Broker(WORKERS, {"durability.level": "machine"}) as broker, Client(
+def test_what_is_in_memory_only_is_refused_and_nobody_notices() -> None:
+    with Broker(WORKERS, {"durability.level": "none"}) as broker, Client(
         broker.address, 5, client_id_on(0, WORKERS, "stays")
     ) as client:
         pids = broker.child_pids("worker")
+        client.publish("$delayed/100/later", b"x", 1)
         with pytest.raises(ControlError, match="was not replaced"):
             replace(broker, 0)
         client.ping()
         assert broker.child_pids("worker") == pids
-        until(lambda: any('worker not replaced reason="durability.level is machine"' in line for line in broker.output))
+        until(lambda: any('worker not replaced reason="deferred messages are in memory' in line for line in broker.output))
+
+
+def test_an_acknowledgement_that_waits_for_another_disk_moves_only_behind_it() -> None:
+    """At level `machine` a PUBACK waits until the worker of the subscriber has synced the message."""
+    with Broker(WORKERS, {"durability.level": "machine"}) as broker, Client(
+        broker.address, 5, client_id_on(1, WORKERS, "subscriber"), timeout=60
+    ) as subscriber, Client(broker.address, 5, client_id_on(0, WORKERS, "publisher"), timeout=60) as publisher:
+        subscriber.subscribe("synced", 1)
+        pids = broker.child_pids("worker-0")
+        (other,) = broker.child_pids("worker-1")
+        with stopped(other):
+            publisher.send_raw(wire.publish("synced", b"owed", version=5, qos=1, packet_id=7))
+            with pytest.raises(ControlError, match="was not replaced"):
+                replace(broker, 0)
+            until(lambda: any('reason="not finished within 2 s: the disk' in line for line in broker.output))
+            publisher.expect_none()
+            assert broker.child_pids("worker-0") == pids
+        publisher.expect(wire.Puback, packet_id=7)
+        subscriber.expect(Publish, payload=b"owed")
+        replace(broker, 0)
+        publisher.publish("synced", b"behind", 1)
+        subscriber.expect(Publish, payload=b"behind")
+        with stopped(other):  # the successor holds acknowledgements back as well
+            publisher.send_raw(wire.publish("synced", b"held", version=5, qos=1, packet_id=9))
+            publisher.expect_none()
+        publisher.expect(wire.Puback, packet_id=9)

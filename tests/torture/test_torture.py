@@ -93,6 +93,15 @@ def test_nothing_is_lost_at_level_machine_when_the_power_goes() -> None:
 @pytest.mark.torture
 @pytest.mark.own_broker
 @pytest.mark.timeout(300)
+def test_nothing_is_lost_when_the_power_goes_and_workers_are_replaced() -> None:
+    outcome = torture(8, kinds=(POWER, *MOVES), level="machine", small=True)
+    assert not outcome.faults, str(outcome)
+    assert Seen.KEPT not in outcome.unseen, str(outcome)
+
+
+@pytest.mark.torture
+@pytest.mark.own_broker
+@pytest.mark.timeout(300)
 def test_nothing_is_lost_when_the_power_goes_and_the_number_of_workers_changes() -> None:
     outcome = torture(5, kinds=(POWER,), level="machine", rate=600.0, small=True, resize=True)
     assert not outcome.faults, str(outcome)

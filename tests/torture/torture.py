@@ -336,12 +336,11 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="journals that turn over every second")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the broker ends with us
-    movable = given.level != "machine" and not given.resize
-    kinds = tuple(given.kind.split(",")) if given.kind else (*KINDS, *MOVES) if movable else KINDS
+    kinds = tuple(given.kind.split(",")) if given.kind else KINDS if given.resize else (*KINDS, *MOVES)
     if not set(kinds) <= {*KINDS, *MOVES, POWER}:
         parser.error(f"--kind: {given.kind} is not of {', '.join((*KINDS, *MOVES, POWER))}")
-    if set(MOVES) & set(kinds) and not movable:
-        parser.error(f"--kind {', '.join(MOVES)}: not with --level machine, and not with --resize")
+    if set(MOVES) & set(kinds) and given.resize:
+        parser.error(f"--kind {', '.join(MOVES)}: not with --resize")
     if POWER in kinds and given.level != "machine":
         parser.error(f"--kind {POWER} needs --level machine")
     print(f"seed {given.seed}", flush=True)

@@ -1,7 +1,8 @@
 """One connection as plain values, and back: all of its state that is neither in its session nor found out again.
 
-Values that are what a new connection begins with are left out. What is not here: output fence (level `machine` hands nothing over),
-pending requests to integrations (nothing moves until they are answered), permissions looked up (they are looked up again).
+Values that are what a new connection begins with are left out. What is not here: output fence (at level `machine` nothing moves until
+all output may be sent), pending requests to integrations (nothing moves until they are answered), permissions looked up (they are
+looked up again).
 """
 from shardbroker.session.session cimport Session
 from shardbroker.worker.connection cimport Connection

@@ -28,6 +28,8 @@ cdef str reason_to_wait(Connection connection):
         return "a session of another node"
     if connection.subscribing is not None or connection.suback_waits:
         return "a subscription"
+    if connection.guard is not None and connection.guard.sent + connection.out.pending() != connection.guard.cleared:
+        return "the disk"                  # the successor sends all output that it gets
     return None
 
 

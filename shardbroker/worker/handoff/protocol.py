@@ -24,8 +24,8 @@ import cbor2
 
 __all__ = ["FORMAT", "HandoffError", "Peer", "await_end", "discard_successor", "receive_successor", "send_successor"]
 
-FORMAT = 1
-"""Version of the state. A successor with another one is refused."""
+FORMAT = 2
+"""Version of the state. A successor with another one is refused. Since 2 it fences the output of connections at level `machine`."""
 DESCRIPTORS = 250
 """Descriptors in one message; the kernel allows 253."""
 MESSAGE_MAX = 4096

@@ -49,8 +49,6 @@ def obstacle(Worker worker not None) -> str:
     cdef Session session
     if worker.cluster is not None or worker.topology.links:
         return "the broker is a node of a cluster"
-    if worker.durability.gate is not None:
-        return "durability.level is machine"
     if worker.durability.recorder is None and (router.retries.all() or router.retries.delays.waiting):
         return "deferred messages are in memory only, without a journal"
     needed = worker.memory.measure()
@@ -104,6 +102,8 @@ def reason_to_wait(Worker worker not None) -> str:
     cdef Connection connection
     if worker.durability.behind or router.retaining.changes:
         return "the disk"
+    if worker.durability.gate is not None and not worker.durability.gate.is_at_rest():
+        return "the disk, or that of another worker"
     if worker.inlets.commands or worker.command_queue.answers:
         return "a command"
     if router.subscriptions.leaving or router.route_changes.changes or router.exclusive.releasing or worker.durability.streams.changed:
@@ -278,6 +278,11 @@ def finish(Worker worker not None, dict state not None) -> None:
     """The place is this worker's: what only one worker may do, behind the steps of a recovery."""
     cdef Router router = worker.router
     cdef Session session
+    cdef Connection connection
+    if worker.durability.gate is not None:
+        for connection in worker.turn.by_fd:
+            if connection is not None:
+                connection.guard = worker.durability.gate.fence(connection)
     for session in router.sessions.values():
         session.registered = True
         if session.link is not None:
