@@ -23,6 +23,7 @@ __all__ = [
     "AUTH_TIMEOUT_MS",
     "FEATURES",
     "FEATURE_LOAD",
+    "FEATURE_RETAINED",
     "FEATURE_SESSIONS",
     "NAME_BYTES_MAX",
     "NODE_ID_MAX",
@@ -40,7 +41,9 @@ FEATURE_LOAD = 1
 FEATURE_SESSIONS = 2
 """Feature of a node whose sessions move: `cluster.registry = on`. Nodes with and without it are linked, as messages are no matter
 of it; the difference is an alarm."""
-FEATURES = FEATURE_LOAD
+FEATURE_RETAINED = 4
+"""Feature of a node that takes retained messages of other nodes."""
+FEATURES = FEATURE_LOAD | FEATURE_RETAINED
 """Those of every node."""
 NODE_ID_MAX = 250
 """Node ids are 1 to 250: 8 bits, with room for marks."""

@@ -41,6 +41,14 @@ __all__ = [
     "Refuse",
     "Release",
     "Resume",
+    "RetainedAck",
+    "RetainedBegin",
+    "RetainedEnd",
+    "RetainedMessages",
+    "RetainedRange",
+    "RetainedRows",
+    "RetainedSummary",
+    "RetainedWant",
     "Retry",
     "Revoke",
     "Route",
@@ -279,6 +287,62 @@ class DataAck(NamedTuple):
     """Positions that moved since the last acknowledgement."""
 
     positions: tuple[StreamAck, ...]
+
+
+# --- retained messages -------------------------------------------------------------------------------------------------
+
+
+class RetainedRows(NamedTuple):
+    """The newest changes of topics. Batches are numbered from 1 over the whole connection."""
+
+    number: int
+    rows: tuple[bytes, ...]
+
+
+class RetainedAck(NamedTuple):
+    """Batches up to this one are stored."""
+
+    number: int
+
+
+class RetainedBegin(NamedTuple):
+    """A comparison begins; `round` is the sender's number of it."""
+
+    round: int
+    sums: bytes                    # 8 bytes for each of 4096 buckets
+
+
+class RetainedRange(NamedTuple):
+    """What a node has of the topics with digests in a range."""
+
+    first: bytes
+    last: bytes
+    entries: bytes                 # digest 16 bytes, id 16 bytes, state u8 for each, in the order of digests
+
+
+class RetainedSummary(NamedTuple):
+    """Ranges that differ, in their order."""
+
+    round: int
+    number: int
+    ranges: tuple[RetainedRange, ...]
+
+
+class RetainedWant(NamedTuple):
+    """Answer to a summary: topics that are to be sent. What its sender has newer precedes it."""
+
+    round: int
+    number: int
+    digests: bytes
+
+
+class RetainedEnd(NamedTuple):
+    """Everything that a comparison has found was sent."""
+
+    round: int
+
+
+RetainedMessages = RetainedRows | RetainedAck | RetainedBegin | RetainedSummary | RetainedWant | RetainedEnd
 
 
 # --- sessions ----------------------------------------------------------------------------------------------------------
@@ -584,4 +648,5 @@ Message = (
     | Data
     | DataAck
     | SessionMessage
+    | RetainedMessages
 )

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from shardbroker.cluster.faults import ByeReason
-from shardbroker.cluster.messages import Key, Message, SessionMessage, Tail
+from shardbroker.cluster.messages import Key, Message, RetainedMessages, SessionMessage, Tail
 
 __all__ = [
     "Absorb",
@@ -26,6 +26,7 @@ __all__ = [
     "Refused",
     "Rejected",
     "Restore",
+    "RetainedArrived",
     "Send",
     "SessionOutput",
     "SubackDue",
@@ -93,7 +94,14 @@ class Arrived(NamedTuple):
     message: SessionMessage
 
 
-Output = Dial | Send | Close | Refused | Established | Gone | SubackDue | Arrived
+class RetainedArrived(NamedTuple):
+    """A message about retained messages has arrived on a connection."""
+
+    connection: int
+    message: RetainedMessages
+
+
+Output = Dial | Send | Close | Refused | Established | Gone | SubackDue | Arrived | RetainedArrived
 
 
 # --- sessions; `uid` is the driver's number of a session, never used twice ------------------------------------------------

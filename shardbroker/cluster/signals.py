@@ -11,7 +11,15 @@ from random import Random
 
 from shardbroker.cluster.core import CoreView
 from shardbroker.cluster.faults import ByeReason, PeerFault
-from shardbroker.cluster.handshake import AUTH_TIMEOUT_MS, FEATURE_LOAD, FEATURE_SESSIONS, FEATURES, Handshake, Identity
+from shardbroker.cluster.handshake import (
+    AUTH_TIMEOUT_MS,
+    FEATURE_LOAD,
+    FEATURE_RETAINED,
+    FEATURE_SESSIONS,
+    FEATURES,
+    Handshake,
+    Identity,
+)
 from shardbroker.cluster.messages import (
     Bye,
     Hello,
@@ -20,6 +28,7 @@ from shardbroker.cluster.messages import (
     Message,
     Ping,
     Pong,
+    RetainedMessages,
     RouteAck,
     RouteEntries,
     RoutePartAck,
@@ -31,7 +40,7 @@ from shardbroker.cluster.messages import (
     SessionMessage,
     Welcome,
 )
-from shardbroker.cluster.outputs import Arrived, Close, Established, Gone, Output, Refused, Send
+from shardbroker.cluster.outputs import Arrived, Close, Established, Gone, Output, Refused, RetainedArrived, Send
 from shardbroker.cluster.rlog import DumpSlots, RouteReceiver, RouteSender, RouteSource, RouteStore, SubackWait
 from shardbroker.cluster.sessions import checked
 from shardbroker.cluster.view import SIGNALS, LinkState, NodeState, PeerLink, View, ViewSettings
@@ -167,6 +176,8 @@ class Signals:
                 node = connection.handshake.peer
                 assert node is not None
                 return [Arrived(node.node_id, checked(message))]
+            case _ if isinstance(message, RetainedMessages):
+                return [RetainedArrived(connection.number, message)]
             case _:
                 raise PeerFault(ByeReason.PROTOCOL_ERROR, f"{type(message).__name__}: not allowed on the signal channel")
         self._synced(link, sender, receiver, now_ms)
@@ -290,6 +301,11 @@ class Signals:
         """Returns the names of the linked nodes of which sessions move and ours do not, or the other way round."""
         peers = [connection.handshake.peer for connection in self._connections.values() if connection.sender is not None]
         return sorted({peer.name for peer in peers if peer is not None and (peer.features ^ self.features) & FEATURE_SESSIONS})
+
+    def retained_peers(self) -> dict[int, int]:
+        """Returns the nodes that take retained messages, by their connections."""
+        found = ((number, one.handshake.peer) for number, one in self._connections.items() if one.sender is not None)
+        return {number: peer.node_id for number, peer in found if peer is not None and peer.features & FEATURE_RETAINED}
 
     def set_seeds(self, seeds: Iterable[str], now_ms: int) -> list[Output]:
         """Makes these addresses the members."""

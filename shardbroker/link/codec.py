@@ -8,7 +8,8 @@ memory than its bytes, whatever a peer sends.
     PART, LOG numbers u64, then routes: count u32 | flags u8... | members u32... | sizes of filters u16... |
               sizes of groups u16... | filters and groups one after the other
 
-Those of sessions are in session_codec.py. Ranges of values are checked by the core that receives a message.
+Those of sessions are in session_codec.py, those of retained messages in retained_codec.py. Ranges of values are checked by the core
+that receives a message.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from shardbroker.cluster.messages import (
     Message,
     Ping,
     Pong,
+    RetainedMessages,
     Route,
     RouteAck,
     RouteEntries,
@@ -39,6 +41,7 @@ from shardbroker.cluster.messages import (
 )
 from shardbroker.cluster.rlog import BATCH_ROUTES
 from shardbroker.link.frames import Frame, FrameType, pack_frame
+from shardbroker.link.retained_codec import RETAINED_FRAMES, decode_retained, encode_retained
 from shardbroker.link.session_codec import SESSION_FRAMES, decode_session, encode_session
 
 __all__ = ["decode", "decode_routes", "encode", "encode_routes"]
@@ -92,6 +95,8 @@ def encode(message: Message) -> bytes:
             return pack_frame(FrameType.LOAD, LOAD.pack(*numbers, turns_away) + version.encode()[:VERSION_BYTES_MAX])
     if isinstance(message, SessionMessage):
         return pack_frame(*encode_session(message))
+    if isinstance(message, RetainedMessages):
+        return pack_frame(*encode_retained(message))
     kind = _TYPE_OF[type(message)]
     if kind in NUMBERS:
         return pack_frame(kind, NUMBERS[kind][1].pack(*message))
@@ -107,6 +112,8 @@ def decode(frame: Frame) -> Message:
         return decode_session(frame.type, frame.body)
     if frame.stamp:
         raise _malformed(frame, "hlc must be 0")
+    if frame.type in RETAINED_FRAMES:
+        return decode_retained(frame.type, frame.body)
     decoder = _DECODERS.get(frame.type)
     if decoder is None:
         raise _malformed(frame, "not allowed on the signal channel")

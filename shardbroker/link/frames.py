@@ -52,6 +52,12 @@ class FrameType(IntEnum):
     DATA = 32
     DATA_ACK = 33
     LARGE = 34
+    RETAINED_ROWS = 40
+    RETAINED_ACK = 41
+    RETAINED_BEGIN = 42
+    RETAINED_SUMMARY = 43
+    RETAINED_WANT = 44
+    RETAINED_END = 45
     CLAIM = 50
     WAIT = 51
     RETRY = 52

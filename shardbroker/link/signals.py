@@ -28,14 +28,15 @@ from shardbroker import __version__
 from shardbroker.cluster.core import CoreView, decode_view
 from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.handshake import FEATURE_SESSIONS, FEATURES
-from shardbroker.cluster.messages import FRAME_BYTES_MAX, Bye, Hello, Load, RouteAck, RoutesFrom
-from shardbroker.cluster.outputs import Arrived, Close, Dial, Established, Gone, Output, Refused, Send, SubackDue
+from shardbroker.cluster.messages import FRAME_BYTES_MAX, Bye, Hello, Load, RetainedMessages, RouteAck, RoutesFrom
+from shardbroker.cluster.outputs import Arrived, Close, Dial, Established, Gone, Output, Refused, RetainedArrived, Send, SubackDue
 from shardbroker.cluster.rlog import SubackWait
 from shardbroker.cluster.signals import UNPROVED_MAX, Signals
 from shardbroker.cluster.view import SIGNALS, LinkState, ViewSettings
 from shardbroker.link.codec import decode, encode
 from shardbroker.link.frames import PREFACE_BYTES, Frame, FrameReader, channel_of
 from shardbroker.link.identity import CookieError, own_identity, read_cookie
+from shardbroker.link.retained import RetainedLink
 from shardbroker.link.routes import open_peer_routes, open_routes
 from shardbroker.link.session_channel import Budget, Packed
 from shardbroker.link.sessions import PeerQueue, SessionDispatcher
@@ -47,6 +48,7 @@ from shardbroker.logs.phrases import Line, log_line, of_process
 from shardbroker.stores.evacuation import read_evacuation
 from shardbroker.stores.files import Stamp, stamp_of
 from shardbroker.stores.link_reports import ERROR_MAX, REPORT_MS, write_report
+from shardbroker.stores.retained import RetainedStoreRefused
 from shm.counters import Counter, Counters, ProcessState
 from shm.ring import Inbox
 from shm.roles import CLUSTER, LINK, WORKER
@@ -95,7 +97,7 @@ def run(topology: Topology) -> None:
         if not _await_routes(topology):
             return
         process = _SignalProcess(topology, log, store)
-    except (CookieError, OSError) as error:
+    except (CookieError, OSError, RetainedStoreRefused) as error:
         sys.exit(f"link-0: {error}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(process.serve())
@@ -303,6 +305,9 @@ class _SignalProcess:
         self._sessions = SessionDispatcher(
             topology.receiving_ends("sessions", 0), topology.division.owners, self.budget, self._to_connection, self._is_starting
         )
+        self._retained = RetainedLink(
+            topology, self._send_retained, self._fail_retained, partial(self._slot.add, Counter.RETAINED_DROPPED), self._add
+        )
         self._errors: dict[str, str] = {}
         """Address of a peer that is not linked to the last error."""
         self._report_ms = now_ms
@@ -330,6 +335,7 @@ class _SignalProcess:
         loop.add_reader(self._listener, self._accept)
         self._failed: asyncio.Future[None] = loop.create_future()
         loop.set_exception_handler(self._on_error)
+        self._start(self._retained.run())
         ticking = asyncio.create_task(self._tick())
         stopping = asyncio.create_task(stop.wait())
         waiting: list[asyncio.Future[Any]] = [ticking, stopping, self._failed]
@@ -342,6 +348,7 @@ class _SignalProcess:
         for connection in self._connections.values():
             connection.transport.close()
         await asyncio.sleep(0)
+        self._retained.close()
         self._store.close()
         self._log.close()
         self._counters.set_state(self._place.slot, ProcessState.DOWN)
@@ -368,6 +375,7 @@ class _SignalProcess:
                 self._report(now_ms)
             self._store.work(now_ms)
             self._release_acks()
+            self._retained.tick(now_ms)
             if not self._serves:
                 self._join(now_ms)
             self._publish()
@@ -552,6 +560,9 @@ class _SignalProcess:
                     self._on_suback_due(ticket, is_late)
                 case Arrived(node_id, message) if frame is not None:
                     self._sessions.arrived(node_id, message, frame)
+                case RetainedArrived(number, message) if frame is not None:
+                    self._retained.arrived(number, message, len(frame.body))
+        self._retained.follow(self._signals.retained_peers())
         self._publish_soon()
 
     def _release_acks(self) -> None:
@@ -598,7 +609,8 @@ class _SignalProcess:
     # --- workers ----------------------------------------------------------------------------------------------------------
 
     def _on_bell(self) -> None:
-        """Wakes up for changed routes. The sleep flag is set before the log is read, so a later change rings again."""
+        """Wakes up for changed routes and retained messages. The sleep flag is set before the log is read, so a later change rings
+        again."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         while not self._inbox.go_to_sleep():
@@ -610,6 +622,7 @@ class _SignalProcess:
         self._store.work(now_ms)
         self._release_acks()
         self._carry_out(self._signals.routes_changed(now_ms))
+        self._retained.wake()
 
     def hold_suback(self, worker: int, ticket: int, position: int) -> None:
         """Takes a SUBACK that a worker holds."""
@@ -658,6 +671,16 @@ class _SignalProcess:
         if dropped > self._dropped and now_ms - self._dropped_ms >= REPEAT_MS:
             self._add("warning", log_line("session messages dropped", messages=dropped - self._dropped))
             self._dropped, self._dropped_ms = dropped, now_ms
+
+    # --- retained messages --------------------------------------------------------------------------------------------------
+
+    def _send_retained(self, number: int, message: RetainedMessages) -> None:
+        if (connection := self._connections.get(number)) is not None:
+            connection.write(encode(message))
+
+    def _fail_retained(self, number: int, fault: PeerFault) -> None:
+        if (connection := self._connections.get(number)) is not None:
+            self._end(connection, fault)
 
     # --- the view ---------------------------------------------------------------------------------------------------------
 
@@ -718,7 +741,10 @@ class _SignalProcess:
         broken = {address for address, link in links.items() if link.state != LinkState.UP}
         self._errors = {address: text for address, text in self._errors.items() if address in broken}
         loads[topology.node_id] = self._signals.load._asdict()
-        write_report(topology.link_report(0), loads=loads, errors=self._errors, differing=self._signals.differing)
+        write_report(
+            topology.link_report(0), loads=loads, errors=self._errors, differing=self._signals.differing,
+            retained=self._retained.states(),
+        )  # fmt: skip
 
     def _note_error(self, address: str, text: str) -> None:
         if address in self._signals.view.links:

@@ -89,7 +89,9 @@ class AlarmWatch:
         text = "clients are turned away until ctl node evacuate stop" if is_evacuated else "clients are accepted"
         evacuation = self._evacuation.look(is_evacuated, text, now_ms)
         found = (memory, loss, backends, rules, gateways, evacuation)
-        for alarm in (*found, *self._disk.look(workers, now_ms), *self._look_at_cluster(now_ms)):
+        # link-0 stores retained messages too, those of other nodes.
+        writers = [*workers, *(self._counters.of(place.slot) for place in self._topology.places_of("link"))]
+        for alarm in (*found, *self._disk.look(writers, now_ms), *self._look_at_cluster(now_ms)):
             if alarm is not None:
                 self._send(alarm)
 

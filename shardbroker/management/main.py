@@ -56,7 +56,7 @@ from shardbroker.management.tracing import Traces
 from shardbroker.management.workers import Workers
 from shardbroker.stores.exclusive import ExclusiveTable
 from shardbroker.stores.registry import Registry
-from shardbroker.stores.retained import RetainedStore
+from shardbroker.stores.replicated import retained_store
 from shm.counters import Counters, ProcessState
 from shm.epochs import Epochs
 from shm.roles import FLOWS
@@ -89,7 +89,7 @@ class _Manager:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._counters = Counters.attach(topology.counters_name)
-        retained = RetainedStore(topology.retained_dir, sync=topology.settings.durability.level == "machine")
+        retained = retained_store(topology)
         routes = RouteTable(topology.routes_dir)
         self._rollout = Rollout(
             topology, self._counters, lambda: call_supervisor(self._context, {"verb": "settings"}), self._complain

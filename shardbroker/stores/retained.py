@@ -32,7 +32,21 @@ from shardbroker.mqtt.topics import matches
 from shardbroker.stores.files import sync_path
 from shm.keys import DIGEST, KEY_MAX, LONG_MARK, levels_key_of
 
-__all__ = ["Cursor", "Mark", "RetainedMessage", "RetainedStore", "RetainedStoreFull", "RetainedStoreRefused", "read_whole"]
+__all__ = [
+    "Cursor",
+    "Mark",
+    "RetainedChange",
+    "RetainedDeletion",
+    "RetainedMessage",
+    "RetainedStore",
+    "RetainedStoreFull",
+    "RetainedStoreRefused",
+    "decode_message",
+    "encode_message",
+    "is_expired",
+    "is_whole",
+    "read_whole",
+]
 
 MAP_BYTES = 64 << 30
 """Virtual size of the map; the file takes as much as the messages take."""
@@ -45,6 +59,8 @@ BYTES_A_VISIT = 65536
 SWEEP_VISITS = 10_000
 """Messages visited in one call of clear_expired(): about 10 ms of reading, without a lock."""
 READERS = 1024
+DATABASES = 8
+"""Most databases of the environment: those above, and those of a node in a cluster (retained_stamps.py)."""
 
 _DAMAGED = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.VersionMismatchError, lmdb.IncompatibleError)
 _NAMED_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
@@ -66,6 +82,17 @@ class RetainedMessage(NamedTuple):
     expires_ms: int
     client_id: bytes
 
+
+class RetainedDeletion(NamedTuple):
+    """The deletion of the message of a topic, on a node of a cluster: it has an id, as a message has."""
+
+    topic: bytes
+    message_id: bytes
+    created_ms: int
+
+
+RetainedChange = RetainedMessage | RetainedDeletion | bytes
+"""A message, or its deletion. A bare topic is a deletion, too."""
 
 Cursor = tuple[int, bytes]
 """The position at which a scan continues: number of the database, last key visited."""
@@ -95,6 +122,11 @@ class RetainedStore:
     max_messages and max_bytes (whole pages that the messages take in the file) limit the store; 0: no limit.
     """
 
+    is_replicated = False
+    """Whether deletions need an id: other nodes have the messages too."""
+    _expired_at_once = SWEEP_VISITS
+    """Expired messages deleted in one transaction, which keeps other writers waiting."""
+
     def __init__(
         self, path: Path, *, map_bytes: int = MAP_BYTES, max_messages: int = 0, max_bytes: int = 0, sync: bool = False
     ) -> None:
@@ -120,20 +152,28 @@ class RetainedStore:
 
     def _open(self, path: Path, map_bytes: int) -> None:
         self._env = lmdb.open(
-            str(path), map_size=map_bytes, max_dbs=3, max_readers=READERS, sync=self._sync, metasync=self._sync, mode=0o600
+            str(path), map_size=map_bytes, max_dbs=DATABASES, max_readers=READERS, sync=self._sync, metasync=self._sync, mode=0o600
         )
         try:
             self._env.reader_check()
             was_short = self._lengthen(path / "data.mdb")
+            self._begin_databases()
             self._dbs: tuple[Any, Any] = (self._env.open_db(b"topics"), self._env.open_db(b"long"))
             self._marks = self._env.open_db(b"marks") if self._sync else None
             if was_short:
                 self.verify()
+            self._end_databases()
             if self._sync:
                 self._sync_all(path)
         except BaseException:
             self._env.close()
             raise
+
+    def _begin_databases(self) -> None:
+        """Looks at the environment before a database is created."""
+
+    def _end_databases(self) -> None:
+        """Opens further databases."""
 
     def _sync_all(self, path: Path) -> None:
         """Syncs changes that were made without syncs, and the names of the files."""
@@ -179,14 +219,14 @@ class RetainedStore:
                         if number > entries:
                             break
                         if self._is_sound(db, key, value):
-                            yield _decode(value)
+                            yield decode_message(value)
 
     def copy_to(self, descriptor: int) -> None:
         """Copies all used pages; LMDB checks their number against that of the free ones. Raises lmdb.Error."""
         self._env.copyfd(descriptor, compact=True)
 
     def _is_sound(self, db: Any, key: bytes, value: bytes) -> bool:
-        return _is_whole(value) and self._place(_decode(value).topic) == (db, key)
+        return is_whole(value) and self._place(decode_message(value).topic) == (db, key)
 
     def __enter__(self) -> "RetainedStore":
         return self
@@ -198,7 +238,7 @@ class RetainedStore:
         """Closes the store; every other method is an error from then on."""
         self._env.close()
 
-    def update(self, operations: "Sequence[RetainedMessage | bytes]", worker: int = 0, mark: Mark = (0, 0)) -> int:
+    def update(self, operations: Sequence[RetainedChange], worker: int = 0, mark: Mark = (0, 0)) -> int:
         """Applies operations in order, in one transaction if it has room, with a mark of this worker.
 
         A message replaces the one of its topic; a bare topic deletes it. Returns the number of messages that max_messages,
@@ -214,10 +254,10 @@ class RetainedStore:
             raise RetainedStoreRefused(str(error), errno.ENOSPC) from None
         return refused
 
-    def _update_in_parts(self, operations: "Sequence[RetainedMessage | bytes]") -> int:
+    def _update_in_parts(self, operations: Sequence[RetainedChange]) -> int:
         """Applies operations that are too many for one transaction, by halves, until each single one is stored or refused."""
         if len(operations) == 1:
-            if isinstance(operations[0], bytes):  # an error makes the caller retry: a deletion must not be lost
+            if not isinstance(operations[0], RetainedMessage):  # an error makes the caller retry: a deletion must not be lost
                 raise RetainedStoreRefused(f"retained store {self._path} has no room in its map to delete in", errno.ENOSPC)
             return 1
         refused, half = 0, len(operations) // 2
@@ -228,23 +268,28 @@ class RetainedStore:
                 refused += self._update_in_parts(part)
         return refused
 
-    def _update(self, operations: "Sequence[RetainedMessage | bytes]", worker: int = 0, mark: Mark = (0, 0)) -> int:
+    def _update(self, operations: Sequence[RetainedChange], worker: int = 0, mark: Mark = (0, 0)) -> int:
         """Applies all operations or none. Raises RetainedStoreFull, RetainedStoreRefused."""
-        refused = 0
         with self._writing() as txn:
-            for operation in operations:
-                if isinstance(operation, bytes):
-                    db, key = self._place(operation)
-                    txn.delete(key, db=db)
-                    continue
-                db, key = self._place(operation.topic)
-                value = _encode(operation)
-                if self._may_store(txn, db, key, len(value)):
-                    txn.put(key, value, db=db)
-                else:
-                    refused += 1
+            refused = self._apply(txn, operations)
             if mark[1]:
                 txn.put(_MARK_KEY.pack(worker), _MARK.pack(*mark), db=self._marks)
+        return refused
+
+    def _apply(self, txn: lmdb.Transaction, operations: Sequence[RetainedChange]) -> int:
+        """Applies changes; returns the number of messages that the limits refused."""
+        refused = 0
+        for operation in operations:
+            if not isinstance(operation, RetainedMessage):
+                db, key = self._place(operation if isinstance(operation, bytes) else operation.topic)
+                txn.delete(key, db=db)
+                continue
+            db, key = self._place(operation.topic)
+            value = encode_message(operation)
+            if self._may_store(txn, db, key, len(value)):
+                txn.put(key, value, db=db)
+            else:
+                refused += 1
         return refused
 
     @contextmanager
@@ -302,7 +347,7 @@ class RetainedStore:
         db, key = self._place(topic)
         with self._env.begin() as txn:
             value = txn.get(key, db=db)
-            return None if value is None else _decode(value)
+            return None if value is None else decode_message(value)
 
     def count(self) -> int:
         """Returns the number of clients' messages, with expired ones until they are cleared, without the broker's own (`$SYS/`)."""
@@ -348,8 +393,8 @@ class RetainedStore:
                         match, target = _judge(levels, key) if number == 0 else _judge_long(levels, filter, cursor)
                         # A visited value is copied: always for a long topic, which is needed to match, else if it matches.
                         visits -= 1 + (len(cursor.value()) // BYTES_A_VISIT if match or number else 0)
-                        if match and not _is_expired(cursor.value(), now_ms):
-                            found.append(_decode(cursor.value()))
+                        if match and not is_expired(cursor.value(), now_ms):
+                            found.append(decode_message(cursor.value()))
                             limit -= 1
                             byte_limit -= len(cursor.value())
                         if limit <= 0 or byte_limit <= 0 or visits <= 0:
@@ -370,14 +415,18 @@ class RetainedStore:
         """
         expired, self._swept = self._find_expired(now_ms, limit)
         removed = 0
-        if expired:
+        for start in range(0, len(expired), self._expired_at_once):
             with self._writing() as txn:
-                for number, key in expired:
+                for number, key in expired[start : start + self._expired_at_once]:
                     value = txn.get(key, db=self._dbs[number])
                     # The message may have been replaced since it was found.
-                    if value is not None and _is_expired(value, now_ms) and txn.delete(key, db=self._dbs[number]):
+                    if value is not None and is_expired(value, now_ms) and txn.delete(key, db=self._dbs[number]):
+                        self._note_expired(txn, value)
                         removed += 1
         return removed
+
+    def _note_expired(self, txn: lmdb.Transaction, value: bytes) -> None:
+        """Takes a message that has been deleted since it has expired."""
 
     def _find_expired(self, now_ms: int, limit: int) -> tuple[list[Cursor], Cursor | None]:
         found: list[Cursor] = []
@@ -389,7 +438,7 @@ class RetainedStore:
                     more = cursor.first() if start is None else _seek_behind(cursor, start)
                     while more:
                         key = bytes(cursor.key())
-                        if _is_expired(cursor.value(), now_ms):
+                        if is_expired(cursor.value(), now_ms):
                             found.append((number, key))
                         visits -= 1
                         if visits <= 0 or len(found) >= limit:
@@ -461,7 +510,7 @@ def _judge_long(levels: list[bytes], filter: bytes, cursor: Any) -> tuple[bool, 
     if levels[0] not in (b"+", b"#") and not key.startswith(LONG_MARK) and key.partition(b"\0")[0] > levels[0]:
         # Topics whose first level alone is too long for a key are the last, all after the mark.
         return False, LONG_MARK if len(levels[0]) > KEY_MAX - DIGEST - 2 else b""
-    return matches(filter, _decode(cursor.value()).topic), None
+    return matches(filter, decode_message(cursor.value()).topic), None
 
 
 def _judge(levels: list[bytes], key: bytes) -> tuple[bool, bytes | None]:
@@ -488,12 +537,13 @@ def _judge(levels: list[bytes], key: bytes) -> tuple[bool, bytes | None]:
     return True, None
 
 
-def _is_expired(value: Any, now_ms: int) -> bool:
+def is_expired(value: Any, now_ms: int) -> bool:
+    """Returns whether the message of a value has expired."""
     expires_ms: int = _HEADER.unpack_from(value)[0]
     return 0 < expires_ms <= now_ms
 
 
-def _is_whole(value: bytes) -> bool:
+def is_whole(value: bytes) -> bool:
     """Returns whether a value has the size that its header announces, and the right checksum."""
     if len(value) < _HEADER.size:
         return False
@@ -502,14 +552,16 @@ def _is_whole(value: bytes) -> bool:
     return len(value) == size and crc32(value[_SUM_END:], crc32(value[: _SUM_END - 4])) == int(checksum)
 
 
-def _encode(message: RetainedMessage) -> bytes:
+def encode_message(message: RetainedMessage) -> bytes:
+    """Returns a message as the store has it."""
     texts = (message.topic, message.client_id, message.properties, message.payload)
     header = _HEADER.pack(message.expires_ms, message.created_ms, message.message_id, message.qos, *map(len, texts), 0)[:-4]
     body = b"".join(texts)
     return b"".join((header, crc32(body, crc32(header)).to_bytes(4, "little"), body))
 
 
-def _decode(value: bytes) -> RetainedMessage:
+def decode_message(value: bytes) -> RetainedMessage:
+    """Returns the message of a value that is whole."""
     expires_ms, created_ms, message_id, qos, a, b, c, d, _ = _HEADER.unpack_from(value)
     start = _HEADER.size
     return RetainedMessage(

@@ -26,6 +26,7 @@ from shardbroker.stores.evacuation import read_evacuation
 from shardbroker.stores.exclusive import ExclusiveTable
 from shardbroker.stores.fed_events import read_fed_events
 from shardbroker.stores.registry import Registry
+from shardbroker.stores.replicated import retained_store
 from shardbroker.stores.retained import RetainedStore, RetainedStoreRefused
 from shardbroker.stores.stream_definitions import read_streams
 from shardbroker.stores.trace_state import OF_RULES, read_traced
@@ -63,11 +64,9 @@ __all__ = ["run"]
 
 def _retained(topology: Topology, number: int) -> tuple[RetainedStore | SyncedRetained, Path | None]:
     """The store, and where a damaged one was put that it takes the place of."""
-    sync = topology.settings.durability.level == "machine"
     retainer = topology.settings.retainer
-    store = RetainedStore(
-        topology.retained_dir, max_messages=retainer.max_messages, max_bytes=retainer.max_total_bytes, sync=sync
-    )  # fmt: skip
+    store = retained_store(topology, max_messages=retainer.max_messages, max_bytes=retainer.max_total_bytes)
+    sync = topology.settings.durability.level == "machine"
     return SyncedRetained(store, number, topology.doorbells[number]) if sync else store, store.set_aside
 
 

@@ -6,7 +6,7 @@ from cython cimport final
 from shardbroker.worker.disk cimport DISK_LIMIT
 from shm.counters cimport RETAINED_DROPPED, RETAINED_ERRNO_COUNT
 
-from shardbroker.stores.retained import RetainedMessage, RetainedStoreRefused
+from shardbroker.stores.retained import RetainedDeletion, RetainedMessage, RetainedStoreRefused
 
 __all__ = ["RetainedChanges"]
 
@@ -43,7 +43,11 @@ cdef class RetainedChanges:
         if self.retry_ms:
             self.waiting += MESSAGE_BYTES + publication.topic_size + publication.properties_size + publication.payload_size
         if publication.payload_size == 0:
-            self.changes.append(topic)     # [MQTT-3.3.1-6] [MQTT-3.3.1-7]
+            if self.store.is_replicated:
+                id = publication.id_high.to_bytes(8, "big") + publication.id_low.to_bytes(8, "big")
+                self.changes.append(RetainedDeletion(topic, id, self.context.now_ms))
+            else:
+                self.changes.append(topic)     # [MQTT-3.3.1-6] [MQTT-3.3.1-7]
             return 0
         if self.settings.max_payload_size and publication.payload_size > self.settings.max_payload_size:
             self.context.count(RETAINED_DROPPED)

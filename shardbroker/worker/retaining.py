@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 
 from shardbroker.logs.phrases import log_line, print_line
-from shardbroker.stores.retained import Cursor, Mark, RetainedMessage, RetainedStore
+from shardbroker.stores.retained import Cursor, Mark, RetainedChange, RetainedMessage, RetainedStore
 
 __all__ = ["SyncedRetained"]
 
@@ -23,8 +23,6 @@ RETRY_S = 1.0
 STOP_S = 5.0
 """How long the end waits for what is under way."""
 
-Change = RetainedMessage | bytes
-
 
 class SyncedRetained:
     """What a worker uses of a `RetainedStore` that syncs. bell: an eventfd that is written when something is done."""
@@ -33,7 +31,7 @@ class SyncedRetained:
         self._store = store
         self._worker = worker
         self._bell = bell
-        self._queue: SimpleQueue[tuple[list[Change], Mark] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[list[RetainedChange], Mark] | None] = SimpleQueue()
         self._refused = 0
         self._closing = Event()
         self.asked = 0
@@ -44,6 +42,7 @@ class SyncedRetained:
         """Incarnation of the journal that has the noted changes."""
         self.noted = 0
         """Changes that are in the journal too; numbered from 1."""
+        self.is_replicated = store.is_replicated
         self._thread = Thread(target=self._run, daemon=True)
         # A signal that this thread took would not wake the loop from its epoll_wait.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -66,7 +65,7 @@ class SyncedRetained:
     def max_bytes(self, number: int) -> None:
         self._store.max_bytes = number
 
-    def update(self, operations: list[Change]) -> int:
+    def update(self, operations: list[RetainedChange]) -> int:
         """Queues changes, in order. Returns how many earlier changes were refused since the last call."""
         self.asked += 1
         self._queue.put((operations, (self.incarnation, self.noted)))
@@ -96,7 +95,7 @@ class SyncedRetained:
         ended = False
         while not ended:
             batches = 0
-            changes: list[Change] = []
+            changes: list[RetainedChange] = []
             mark = (0, 0)
             while not ended and (not batches or (len(changes) < BATCH and not self._queue.empty())):
                 batch = self._queue.get()
@@ -109,7 +108,7 @@ class SyncedRetained:
                 self.done += batches
                 os.eventfd_write(self._bell, 1)
 
-    def _commit(self, changes: list[Change], mark: Mark) -> bool:
+    def _commit(self, changes: list[RetainedChange], mark: Mark) -> bool:
         """Tries until the disk takes it: until then nothing that promises these changes leaves. False: the worker ends first."""
         while not self._closing.is_set():
             try:

@@ -75,6 +75,7 @@ def test_the_load_goes_to_nodes_that_take_it(takes_load: bool, monkeypatch: pyte
     answers = sent(proof)
     assert any(isinstance(one, Welcome) for one in answers)
     assert bool(greeting.features & FEATURE_LOAD) is takes_load
+    assert node.retained_peers() == ({1: 2} if takes_load else {}), "an earlier version gets no retained messages either"
 
     def loads() -> list[Message]:
         return [one.message for one in node.tick(1_000, 0) if isinstance(one, Send) and isinstance(one.message, Load)]
