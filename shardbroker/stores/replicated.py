@@ -39,8 +39,9 @@ __all__ = ["BUILD_MESSAGES", "ROW_BYTES_MAX", "TOMBSTONE_MS", "ReplicatedStore",
 
 TOMBSTONE_MS = 24 * 3_600_000
 """How long a deletion is kept: a node that is away for longer may bring back what was deleted meanwhile."""
-REPEATED_MS = 10_000
-"""Age from which a change of this node is one that the journal repeats: others are stored in the pass that takes them."""
+REPEATED_MS = 1_000
+"""Age from which a change of this node is one that the journal repeats: others are stored in the pass that takes them, or soon after
+an answer of a hook."""
 BUILD_MESSAGES = 500
 """Messages that are stamped in one transaction: some 10 ms, for which workers with retained messages wait."""
 SWEPT = 1_000
@@ -69,10 +70,10 @@ def deletion(topic: bytes) -> RetainedDeletion:
 
 
 def _raised(id: bytes, above: bytes) -> bytes:
-    """Returns the id, with a time that makes it greater than another one."""
+    """Returns the id, with a time that makes it greater than another one, as far as there is one that other nodes take."""
     if id > above:
         return id
-    return (int.from_bytes(above[:8], "big") + 1).to_bytes(8, "big") + id[8:]
+    return min(int.from_bytes(above[:8], "big") + 1, ID_HIGH_MAX).to_bytes(8, "big") + id[8:]
 
 
 class ReplicatedStore(RetainedStore):
@@ -133,6 +134,8 @@ class ReplicatedStore(RetainedStore):
             if change.created_ms - int.from_bytes(id[:8], "big") // 1_000 >= REPEATED_MS:
                 return True
             id = _raised(id, above)
+            if id <= above:
+                return True
         if isinstance(change, RetainedMessage):
             value = encode_message(change._replace(message_id=id))
             if not self._may_store(txn, db, key, len(value)):

@@ -45,6 +45,7 @@ CHANGES_KEPT = 100_000
 TOMBSTONES_MAX = 500_000
 """Topics without a message that are kept, some 100 MB; of more, the oldest are forgotten first."""
 ID_HIGH_MAX = (1 << 63) - 1
+"""Greatest time of an id, µs: nodes take no greater one from each other."""
 
 _STAMP = Struct(">16sBQ")
 _NUMBER = Struct(">Q")
@@ -214,11 +215,13 @@ class StampWriter:
         for key in self._oldest():
             if len(old) >= most or (len(old) >= excess and _NUMBER.unpack_from(key)[0] > before_ms):
                 break
-            old.append(key[_NUMBER.size :])
-        for digest in old:
+            old.append(key)
+        for key in old:
+            digest = key[_NUMBER.size :]
             change = stamps.find(txn, digest)
-            assert change is not None
-            self.forget(digest, change)
+            txn.delete(key, db=stamps.ages)
+            if change is not None:
+                self.forget(digest, change)
         return len(old)
 
     def _oldest(self) -> Iterator[bytes]:

@@ -1,13 +1,14 @@
-"""Costs of retained messages on all nodes: `python -m tests.link.bench_retained [messages]`; CPU time, and the longest single steps.
+"""Costs of retained messages on all nodes: `python -m tests.link.bench_retained [messages]`; CPU time, and the longest steps.
 
-Two stores with their cores, in one process, without sockets: a change, the stamps of an older store, a new empty node, and two nodes of
-which each lacks some messages.
+Two stores with their cores, in one process, without sockets: a change, the stamps of an older store, a new node, and two nodes
+of which each lacks some messages.
 """
 
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from shardbroker.cluster.messages import RetainedMessages
@@ -81,10 +82,11 @@ class Pair:
         while quiet < 3:
             quiet += 1
             for node in (0, 1):
-                found = self.call(node, lambda node=node: self.cores[node].work(now_ms)[0])  # type: ignore[misc]
+                core = self.cores[node]
+                found = self.call(node, lambda core=core: core.work(now_ms)[0])  # type: ignore[misc]
                 queues[node] += found
                 for message in queues[1 - node]:
-                    queues[node] += self.call(node, lambda node=node, one=message: self.cores[node].received(1, one, now_ms))  # type: ignore[misc]
+                    queues[node] += self.call(node, partial(core.received, 1, message, now_ms))
                     quiet = 0
                 queues[1 - node] = []
                 if found or not self.cores[node].is_synced(1):
@@ -92,7 +94,8 @@ class Pair:
 
     def report(self, what: str) -> None:
         one, other = self.spent
-        print(f"{what}: {one:.1f} s and {other:.1f} s of CPU, longest step {self.longest_s * 1000:.0f} ms, {self.bytes / 1e6:.1f} MB")
+        longest_ms = self.longest_s * 1000
+        print(f"{what}: {one:.2f} s and {other:.2f} s of CPU, longest step {longest_ms:.0f} ms, {self.bytes / 1e6:.1f} MB")
 
 
 def main() -> None:
@@ -115,8 +118,8 @@ def main() -> None:
         pair = Pair((one, other))
         pair.run(0)
         pair.report(f"a new empty node gets {count} messages")
-        size = [(Path(directory) / "one" / "data.mdb").stat().st_size / count, (Path(directory) / "other" / "data.mdb").stat().st_size / count]
-        print(f"files: {size[0]:.0f} and {size[1]:.0f} bytes a message")
+        sizes = [(Path(directory) / name / "data.mdb").stat().st_size / count for name in ("one", "other")]
+        print(f"files: {sizes[0]:.0f} and {sizes[1]:.0f} bytes a message")
         for table, suffix in ((one, b"/one"), (other, b"/other")):
             table.store.update([message(number, suffix) for number in range(DIFFERENT)])
         pair = Pair((one, other))

@@ -58,6 +58,17 @@ def test_a_change_of_this_node_is_the_newest_whatever_its_clock(tmp_path: Path) 
         assert kept.get(b"t") is None
 
 
+def test_the_greatest_id_of_all_is_not_exceeded(tmp_path: Path) -> None:
+    with store(tmp_path / "r") as kept, store(tmp_path / "other") as other:
+        greatest = (retained_stamps.ID_HIGH_MAX).to_bytes(8, "big")
+        for low in (bytes(8), b"\xff" * 8):
+            hostile = message(b"t", message_id=greatest + low)
+            assert kept.merge([row(hostile)], NOW_MS) == (1, 0)
+            kept.update([message(b"t", payload=b"own", message_id=stamp(NOW_MS, 1))])
+            other.merge(kept.rows([digest_of(b"t")], 1000)[0], NOW_MS)  # no fault: they are linked on
+            assert states(kept) == states(other)
+
+
 def test_a_change_that_a_journal_repeats_is_as_old_as_it_was(tmp_path: Path) -> None:
     with store(tmp_path / "r") as kept:
         kept.merge([row(message(b"t", NOW_MS + 5_000, b"newer"))], NOW_MS)
