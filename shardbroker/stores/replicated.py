@@ -40,8 +40,8 @@ __all__ = ["BUILD_MESSAGES", "ROW_BYTES_MAX", "TOMBSTONE_MS", "ReplicatedStore",
 TOMBSTONE_MS = 24 * 3_600_000
 """How long a deletion is kept: a node that is away for longer may bring back what was deleted meanwhile."""
 REPEATED_MS = 1_000
-"""Age from which a change of this node is one that the journal repeats: others are stored in the pass that takes them, or soon after
-an answer of a hook."""
+"""Age from which a change of this node is one that the journal repeats: others are stored in the pass that takes them, or soon
+after an answer of a hook."""
 BUILD_MESSAGES = 500
 """Messages that are stamped in one transaction: some 10 ms, for which workers with retained messages wait."""
 SWEPT = 1_000
