@@ -233,6 +233,7 @@ class Killer(threading.Thread):
             with contextlib.suppress(AssertionError):  # it says so if it ends before it is ready
                 self._start()
             interruption.join()
+            self._interrupt()  # if the first time was too early, and there was no process yet
         try:
             self._start()
         except AssertionError as error:
