@@ -59,11 +59,11 @@ def test_the_given_wait_of_subacks_is_used() -> None:
 
 
 @pytest.mark.parametrize("takes_load", [True, False])
-def test_the_load_goes_to_nodes_that_take_it(takes_load: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_load_goes_to_nodes_that_take_it(takes_load: bool) -> None:
     node, load = signals(), Load(1, 2, 3, 4, 5, 6, False, "1.0")
     other = Handshake(Identity(2, "two", "b:1", CLUSTER, b"2" * 16, 9), b"cookie", b"m" * 16, SIGNALS, True, 300, "a:1")
     if not takes_load:  # as an earlier version greets
-        monkeypatch.setattr("shardbroker.cluster.handshake.FEATURES", 0)
+        node.features = other.features = 0
 
     def sent(message: Message) -> list[Message]:
         return [one.message for one in node.received(1, message, 0, 0) if isinstance(one, Send)]

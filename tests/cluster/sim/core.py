@@ -8,7 +8,7 @@ all nodes have the same members, none is isolated, and all have a lease.
 from typing import Any
 
 from shardbroker.cluster.core import DRAINING, JOINING, UP, CoreKeys, CoreTable, CoreView, decode_view, encode_view
-from shardbroker.cluster.registration import Change, Put, registration
+from shardbroker.cluster.registration import Change, Put, RegistrationRefused, registration
 from shardbroker.cluster.signals import Signals
 from shardbroker.cluster.view import NodeState
 from tests.cluster.sim.node import Node
@@ -113,12 +113,15 @@ class CoreNode(RoamingNode):
     renewed_ms = -LEASE_MS
     etcd_life = -1
     """Life of the etcd that the table is of."""
+    killed: frozenset[int] | set[int] = frozenset()
+    """Incarnations of its earlier brokers."""
 
     def start(self) -> None:
         self.is_fresh = True
         before = decode_view(self.copy)._replace(is_current=False) if self.copy else CoreView()
         own = before.node(self.node_id)
         self.former = own.incarnation if own is not None else 0
+        self.killed = {*self.killed, self.incarnation}
         self.table = CoreTable(KEYS, before)
         self.lease, self.registered, self.etcd_life, self.renewed_ms = 0, "", -1, -LEASE_MS
         super().start()
@@ -145,9 +148,19 @@ class CoreNode(RoamingNode):
             if own is None or own.value["incarnation"] != self.incarnation:
                 self.registered = ""
             if wanted != self.registered:
-                change = registration(self.table, self.identity(), self.former, wanted)
-                self.registered = wanted if etcd.change(change, self.lease) else ""
+                self.registered = wanted if self.register(etcd, wanted) else ""
         self.signals.view.set_lease(now_ms - self.renewed_ms < LEASE_MS - 500, now_ms)
+
+    def register(self, etcd: EtcdModel, wanted: str) -> bool:
+        try:
+            change = registration(self.table, self.identity(), self.former, wanted)
+        except RegistrationRefused:
+            known = self.table.row("members", self.node_id)
+            if known is None or known.value["incarnation"] not in self.killed:
+                raise
+            # It was killed before it had read its own key: it waits until that lease has ended.
+            return False
+        return etcd.change(change, self.lease)
 
     def read(self, etcd: EtcdModel) -> None:
         changes = etcd.since(self.table.revision) if self.etcd_life == etcd.life else None
