@@ -4,10 +4,12 @@ Exit codes: 0 success, 1 cannot run, 2 invalid configuration or usage.
 """
 
 import argparse
+import faulthandler
 import os
 import re
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     from shardbroker.supervisor import StartError, Supervisor
     from shardbroker.supervisor.upgrade import CONTINUES
 
+    with suppress(OSError, RuntimeError, ValueError):  # without stderr a crash has no trace
+        faulthandler.enable()  # its processes inherit it
     if CONTINUES in os.environ:
         return _continue(arguments, os.environ.pop(CONTINUES))
     try:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from shardbroker.cluster.core import CoreNode, CoreView, decode_view
@@ -50,8 +51,12 @@ class LinkReports:
     """What the link processes have reported last; a process that does not run has reported nothing."""
 
     def __init__(self, topology: Topology) -> None:
+        self._topology = topology
         self._signals = read_report(topology.link_report(0))
-        self._data = [read_report(topology.link_report(number)) for number in range(1, topology.links)]
+
+    @cached_property
+    def _data(self) -> list[dict[str, Any]]:
+        return [read_report(self._topology.link_report(number)) for number in range(1, self._topology.links)]
 
     @property
     def differing(self) -> list[str]:

@@ -1,12 +1,10 @@
 """One place in the process tree, and the first lines that run in its process."""
 
 import ctypes
-import faulthandler
 import gc
 import os
 import signal
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,8 +163,6 @@ def _run(place: Place, parent: int, topology: Topology) -> None:
         os._exit(1)  # the supervisor died before the request for a death signal
     StopSignals.forget()
     libc.prctl(PR_SET_NAME, f"sb-{place.title}".encode(), 0, 0, 0)
-    with suppress(OSError, RuntimeError, ValueError):  # without stderr a crash has no trace
-        faulthandler.enable()
     if place.cores:
         psutil.Process().cpu_affinity(list(place.cores))
     topology.close_listeners(place.number if place.role.accepts else None)

@@ -781,6 +781,20 @@ def test_each_part_has_sessions_as_they_are_at_its_moment() -> None:
     assert [(one.key.hash, one.is_moving) for one in held] == [(2, True)]
 
 
+def test_reports_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REPORTS_MAX", 3)
+    node = Node()
+    node.claims.looked_at = 1
+    for number in range(2):
+        node.claims.restore(Holding(Key(7, number), number, NAME, 50), 0)
+    for partition in range(7, 20):
+        node.receive(REGISTRAR, Rebuild(partition, D1, bitmap([partition])))
+    answered = set()
+    while node.claims.reports:
+        answered |= {one.number for one in sent(node.claims.report()) if isinstance(one, Sessions)}
+    assert answered == {7, 8, 9}
+
+
 def test_a_report_ends_with_its_member_set() -> None:
     """The registrar asks again, with another digest."""
     node = Node()

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import psutil
 import pytest
 
 from tests.harness import Broker
@@ -25,3 +26,12 @@ def test_a_crash_has_a_stack(title: str, number: signal.Signals) -> None:
         assert 'File "' in lines.partition("most recent call first")[2]
         (again,) = until(lambda: broker.child_pids(title))
         assert again != pid
+
+
+def test_a_crash_of_the_supervisor_has_a_stack() -> None:
+    with pytest.raises(AssertionError, match="ended by itself with code -11"), Broker(1) as broker:
+        children = broker.child_pids()
+        os.kill(broker.pid, signal.SIGSEGV)
+        until(lambda: any("most recent call first" in line for line in broker.output))
+        assert any("supervisor/tree.py" in line for line in until(lambda: [line for line in broker.output if "File" in line]))
+        until(lambda: not any(psutil.pid_exists(child) for child in children))
