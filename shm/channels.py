@@ -45,6 +45,7 @@ CHANNELS = (
     Channel("subacks", "worker", "link", "shardbroker.link.subacks"),  # 16 bytes, to link-0 only; answered
     Channel("sessions", "worker", "link", "shardbroker.link.session_channel"),  # packets of up to 64 KB, to link-0 only; answered
     Channel("sockets", "link", "link", "shardbroker.link.sockets"),  # a mark, with the socket of a peer; from link-0 only
+    Channel("calls", "link", "manager", "shardbroker.link.sockets"),  # the same for verbs of another node and joins; from link-0
     Channel("flows", "manager", "flows", "shardbroker.flows.wire"),  # CBOR; answered
     Channel("core", "manager", "cluster", "shardbroker.cluster.core"),  # CBOR; answered
     Channel("replays", "worker", "flows", "shm.replays"),  # CBOR; answered

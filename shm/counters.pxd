@@ -66,6 +66,7 @@ cpdef enum Counter:
     DELIVERY_DROPPED_TOO_LARGE             # for its Maximum Packet Size
     DELIVERY_DROPPED_QOS0_MSG              # QoS 0 for an offline client, with mqtt.mqueue_store_qos0 off
     DELIVERY_DROPPED_QUEUE_FULL            # the oldest is dropped, above mqtt.max_mqueue_len
+    DELIVERY_DROPPED_QUEUE_STALLED         # likewise, of a session whose client took too little of it, see mqtt.mqueue_overflow
     DELIVERY_DROPPED_OUTPUT_FULL           # QoS 0 for a connection that does not read
     DELIVERY_DROPPED_OVERLOAD              # QoS 0 for offline clients, while memory is short
     DELIVERY_DROPPED_EXPIRED               # its Message Expiry Interval had passed
@@ -96,6 +97,8 @@ cpdef enum Counter:
     RETAINED_DROPPED                       # not retained: too large, too many, or no room for it
     OVERLOAD_OUTPUT_STOPPED                # times that reading from a client stopped because it did not read its output
     OVERLOAD_PUBLISHERS_PAUSED             # times that reading from a publisher stopped while memory was short
+    OVERLOAD_ACKS_HELD                     # acknowledgements that waited for the queue of a subscriber, see mqtt.mqueue_overflow
+    OVERLOAD_SUBSCRIBERS_STALLED           # times that such a queue was full for too long, and dropped messages from then on
     JOURNAL_REFUSED                        # times that the disk began to refuse writes
     JOURNAL_GIVEN_UP                       # records never written, with durability.on_disk_error = continue
     JOURNAL_NOT_CAPTURED                   # messages for analytics among them

@@ -37,6 +37,7 @@ cdef enum:
     STARTS = 4
     SETTINGS_WANTED = 5                    # generations of the settings in force (in_force.py): the newest that reaches this process,
     SETTINGS_APPLIED = 6                   # and the newest that it has applied
+    LAGGING = 7                            # of a link process: nodes of which messages may be missing
     WANTED = 3                             # words of the header page: events of connects are wanted,
     WANTED_EPOCH = 4                       # at this epoch
     SERVING = 5                            # every process has been ready
@@ -256,6 +257,14 @@ cdef class Counters:
     cpdef void set_state(self, int number, int state) except *:
         """Sets the state of a process: called by the process itself, or by the supervisor for one that died."""
         sb_store(self.at(number) + STATE, <uint64_t>state)
+
+    def lagging(self, int number) -> int:
+        """Returns what link process `number` has said last by `set_lagging`."""
+        return sb_load(self.at(number) + LAGGING)
+
+    def set_lagging(self, int number, uint64_t nodes) -> None:
+        """Sets of how many nodes messages may be missing here; for the link process `number` alone."""
+        sb_store(self.at(number) + LAGGING, nodes)
 
     cpdef void beat(self, int number, uint64_t now_ms) except *:
         """Records a sign of life of the process; the clock is the caller's."""

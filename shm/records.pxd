@@ -23,6 +23,8 @@ cdef enum RecordKind:
     RECORD_REPLAY = 10                     # for the replay or look-up `member`: a message, or without a topic how far it is; a ReplayPlace in the group
     RECORD_FED = 11                        # from a process flows: an event of a source for rules: name in the topic, CBOR columns in the payload
     RECORD_BRIDGED = 12                    # from a process flows: a message of another broker; a BridgePlace (shm/bridged.pxd) in the group
+    RECORD_PRESSED = 13                # the queue of session `member` of the sender is full: acknowledgements to `client id` wait
+    RECORD_RELEASED = 14               # they do not wait for that session any more
 
 cdef enum RecordFlag:
     FLAG_QOS = 3                       # two bits
@@ -30,6 +32,7 @@ cdef enum RecordFlag:
     FLAG_ORIGINATE = 8                 # the receiver treats it as published there: retains it, routes it on
     FLAG_SPILLED = 16
     FLAG_NOTED = 32                    # the sender's journal has it: the receiver's journal acknowledges it
+    FLAG_ANSWERED = 64                 # of a client's PUBLISH: if the QoS is not 0 it is acknowledged or will be, and no full queue may leave it out
 
 cdef packed struct RecordHeader:
     uint8_t kind

@@ -14,7 +14,7 @@
 
 The messages of a replay themselves are records in a ring (records.pxd), at most WINDOW_RECORDS and WINDOW_BYTES under way: they
 wait in the worker until the client takes them. A replay has another number each time it begins, so what was sent for the time
-before is dropped.
+before is dropped. Numbers are those of a worker: another worker may choose the same ones.
 """
 
 from typing import Any

@@ -57,6 +57,9 @@ class Role:
     """Owns the listening sockets with its number. Draining begins with these processes, which leave the state READY."""
     sends_away: bool = False
     """Disconnects its clients over `process.drain_time`, in addition to the time that every process has to end."""
+    moves: int = 0
+    """Version of the state that a process hands to the one that replaces it while clients stay; 0: it is restarted instead. Workers
+    have versions of their own (shardbroker/worker/handoff)."""
     watched: bool = False
     """Records its passes (`pass_us`): the service manager's watchdog detects a process without passes."""
 
@@ -112,6 +115,10 @@ def _flows(settings: Any, cores: Cores) -> int:
     return min(workers, -(-workers // WORKERS_A_FLOWS) if wanted == "auto" else int(wanted))
 
 
+def _gateways(kind: str) -> Callable[[Any, Cores], int]:
+    return lambda settings, cores: int(getattr(settings.gateways, kind).processes)
+
+
 ROLES = (
     Role(
         WORKER, "shardbroker.worker.main:run", drain_order=10, inbox=True, count=_workers,
@@ -131,15 +138,15 @@ ROLES = (
         ACCEPTOR, "acceptor.main:run", drain_order=20, count=_acceptors, cores=lambda cores, number: cores.acceptors,
         accepts=True, watched=True,
     ),
-    # After the workers, which disconnect its clients.
-    Role(COAP, "shardbroker.gateways.coap.main:run", drain_order=15, needed="shardbroker.config.gateways:needs_coap",
-         loads_late=True),
+    # After the workers, which disconnect its clients. A program reaches all devices of ExProto at one address, so there is one.
+    Role(COAP, "shardbroker.gateways.coap.main:run", drain_order=15, count=_gateways("coap"),
+         needed="shardbroker.config.gateways:needs_coap", loads_late=True, moves=1),
     Role(EXPROTO, "shardbroker.gateways.exproto.main:run", drain_order=15, needed="shardbroker.config.gateways:needs_exproto",
          loads_late=True),
-    Role(MQTTSN, "shardbroker.gateways.mqttsn.main:run", drain_order=15, needed="shardbroker.config.gateways:needs_mqttsn",
-         loads_late=True),
-    Role(STOMP, "shardbroker.gateways.stomp.main:run", drain_order=15, needed="shardbroker.config.gateways:needs_stomp",
-         loads_late=True),
+    Role(MQTTSN, "shardbroker.gateways.mqttsn.main:run", drain_order=15, count=_gateways("mqttsn"),
+         needed="shardbroker.config.gateways:needs_mqttsn", loads_late=True, moves=1),
+    Role(STOMP, "shardbroker.gateways.stomp.main:run", drain_order=15, count=_gateways("stomp"),
+         needed="shardbroker.config.gateways:needs_stomp", loads_late=True),
     # First of all: other nodes then take over its partitions, and need not wait for the end of its lease.
     Role(CLUSTER, "shardbroker.membership.main:run", drain_order=5, needed="shardbroker.config.cluster:needs_core",
          loads_late=True),

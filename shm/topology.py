@@ -107,7 +107,11 @@ class Topology:
     cluster_uuid: bytes = b""
     """Uuid of the cluster; empty without one."""
     predecessor: tuple[int, int] | None = None
-    """In a worker that replaces a running one: its end of the pair to it, and the other end, to be closed; None: it starts."""
+    """In a process that replaces a running one: its end of the pair to it, and the other end, to be closed, -1 if it is not in this
+    process; None: it starts."""
+    arrivals: tuple[tuple[int, ...], ...] = ()
+    """In a worker of a number that was changed while the broker runs: for each such worker its end of the pair to each worker
+    before; empty: it starts, or replaces one."""
     peer_ring_bytes: int = 0
     """Capacity of a ring from one worker to one peer, a power of two."""
 
@@ -220,6 +224,21 @@ class Topology:
     def core_state(self) -> Path:
         """Returns the file with the state of the process `cluster`, JSON."""
         return self.runtime_dir / "core.json"
+
+    @property
+    def cluster_values(self) -> Path:
+        """Returns the file with the settings of all nodes, by the process `cluster`: shardbroker/config/cluster_values.py."""
+        return self.runtime_dir / "core-config"
+
+    @property
+    def cluster_applied(self) -> Path:
+        """Returns the file with what this node has applied of them, written by the manager: shardbroker/cluster/core.py."""
+        return self.runtime_dir / "core-applied"
+
+    @property
+    def cluster_report(self) -> Path:
+        """Returns the file with what all nodes have applied, written by the process `cluster`, JSON."""
+        return self.runtime_dir / "core-applied.json"
 
     def link_report(self, number: int) -> Path:
         """Returns the file with what a link process reports: shardbroker/stores/link_reports.py."""

@@ -96,8 +96,8 @@ POINTS: dict[str, Point] = _numbered(
     Point(
         "delivery.dropped",
         ("client", "message", "reason"),
-        "A message is not delivered to one subscriber: `no_local`, `too_large`, `qos0_msg`, `queue_full`, `output_full`, "
-        "`overload` or `expired`.",
+        "A message is not delivered to one subscriber: `no_local`, `too_large`, `qos0_msg`, `queue_full`, `queue_stalled`, "
+        "`output_full`, `overload` or `expired`.",
     ),
     Point("client.ping", ("client", "connection"), "A PINGREQ was received."),
     Point(

@@ -18,7 +18,7 @@ written stay in memory, and each `seal` retries them. The reaction (hold acknowl
 worker's policy.
 
 Modules: `schema` (records), `layout` (headers), `cbor`, `encode`, `decode`, `writer`, `follow` (compiled), `opening`, `reader`,
-`trust`, `repair`, `retention`, `holds`. The format is docs/journal-format.md.
+`trust`, `repair`, `retention`, `holds`, `retired`. The format is docs/journal-format.md.
 """
 
 from shardbroker.journal.errors import JournalBusy, JournalError, JournalMissing, JournalTooNew

@@ -10,13 +10,20 @@ from shardbroker.journal.buffer cimport RecordBuffer
 # As in schema.Kind and schema.Ack.
 cdef enum:
     KIND_MESSAGE = 1
+    KIND_SESSION_CREATED = 2
+    KIND_SESSION_RESUMED = 3
     KIND_SESSION_NAMED = 4
+    KIND_DISCONNECTED = 5
+    KIND_SESSION_ENDED = 6
+    KIND_SUBSCRIBED = 7
+    KIND_UNSUBSCRIBED = 8
     KIND_QUEUED = 9
     KIND_DELIVERED = 10
     KIND_ACKNOWLEDGED = 11
     KIND_DROPPED = 12
     KIND_RECEIVED = 13
     KIND_RELEASED = 14
+    KIND_SESSION_SAVED = 22
     KIND_SYNCED = 23
     KIND_ARRIVED = 26
     ACK_PUBACK = 4
@@ -27,7 +34,15 @@ cdef int log_message(
     RecordBuffer buffer, uint64_t id_high, uint64_t id_low, const uint8_t* topic, uint32_t topic_size, const uint8_t* payload,
     uint32_t payload_size, int flags, uint64_t expires_ms, const uint8_t* properties, uint32_t properties_size, bytes publisher,
 ) except -1
+# kind: KIND_SESSION_CREATED, KIND_SESSION_RESUMED, KIND_SESSION_SAVED. details: a map in CBOR. expiry_ms: NEVER is null.
+cdef int log_session(
+    RecordBuffer buffer, int kind, uint64_t session, bytes client_id, uint32_t version, uint64_t expiry_ms, bytes details,
+) except -1
 cdef int log_session_named(RecordBuffer buffer, uint64_t session, bytes client_id) except -1
+cdef int log_disconnected(RecordBuffer buffer, uint64_t session, int reason, uint64_t expires_at_ms) except -1
+cdef int log_session_ended(RecordBuffer buffer, uint64_t session, int reason) except -1
+cdef int log_subscribed(RecordBuffer buffer, uint64_t session, bytes filter, int options, uint32_t identifier) except -1
+cdef int log_unsubscribed(RecordBuffer buffer, uint64_t session, bytes filter) except -1
 cdef int log_queued(
     RecordBuffer buffer, uint64_t session, uint64_t id_high, uint64_t id_low, int flags, uint32_t priority, bytes ids, tuple share,
 ) except -1

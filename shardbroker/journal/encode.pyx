@@ -1,17 +1,22 @@
 """Records of the hot path; see encode.pxd."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.string cimport memcpy
 
 from shardbroker.journal.buffer cimport RecordBuffer
 from shardbroker.journal.cbor cimport UINT_BYTES, put_array, put_bytes, put_id, put_null, put_uint
 from shardbroker.journal.writer cimport Writer
 from shardbroker.session.journaling cimport FLAG_FROM_QUEUE
 
+import cbor2
+
 __all__ = ["log_for_test", "measure"]
 
 cdef enum:
     ID_BYTES = 17
     HEADS = 16                             # number of heads of UINT_BYTES, more than any record has
+
+cdef uint64_t NEVER = <uint64_t>-1
 
 
 cdef inline size_t size_of(bytes text) noexcept:
@@ -37,9 +42,52 @@ cdef int log_message(
     return 0
 
 
+cdef int log_session(
+    RecordBuffer buffer, int kind, uint64_t session, bytes client_id, uint32_t version, uint64_t expiry_ms, bytes details,
+) except -1:
+    cdef uint8_t* at = buffer.room(HEADS * UINT_BYTES + size_of(client_id) + size_of(details))
+    at = put_array(at, 6 if details is not None else 5 if expiry_ms != NEVER else 4)
+    at = put_uint(put_text(put_uint(put_uint(at, kind), session), client_id), version)
+    if expiry_ms != NEVER:
+        at = put_uint(at, expiry_ms)
+    elif details is not None:
+        at = put_null(at)
+    if details is not None:
+        memcpy(at, PyBytes_AS_STRING(details), PyBytes_GET_SIZE(details))
+        at += PyBytes_GET_SIZE(details)
+    buffer.commit(at)
+    return 0
+
+
 cdef int log_session_named(RecordBuffer buffer, uint64_t session, bytes client_id) except -1:
     cdef uint8_t* at = put_array(buffer.room(HEADS * UINT_BYTES + size_of(client_id)), 3)
     buffer.commit(put_text(put_uint(put_uint(at, KIND_SESSION_NAMED), session), client_id))
+    return 0
+
+
+cdef int log_disconnected(RecordBuffer buffer, uint64_t session, int reason, uint64_t expires_at_ms) except -1:
+    cdef uint8_t* at = put_array(buffer.room(HEADS * UINT_BYTES), 4 if expires_at_ms else 3)
+    at = put_uint(put_uint(put_uint(at, KIND_DISCONNECTED), session), reason)
+    buffer.commit(put_uint(at, expires_at_ms) if expires_at_ms else at)
+    return 0
+
+
+cdef int log_session_ended(RecordBuffer buffer, uint64_t session, int reason) except -1:
+    cdef uint8_t* at = put_array(buffer.room(HEADS * UINT_BYTES), 3)
+    buffer.commit(put_uint(put_uint(put_uint(at, KIND_SESSION_ENDED), session), reason))
+    return 0
+
+
+cdef int log_subscribed(RecordBuffer buffer, uint64_t session, bytes filter, int options, uint32_t identifier) except -1:
+    cdef uint8_t* at = put_array(buffer.room(HEADS * UINT_BYTES + size_of(filter)), 5)
+    at = put_text(put_uint(put_uint(at, KIND_SUBSCRIBED), session), filter)
+    buffer.commit(put_uint(put_uint(at, options), identifier))
+    return 0
+
+
+cdef int log_unsubscribed(RecordBuffer buffer, uint64_t session, bytes filter) except -1:
+    cdef uint8_t* at = put_array(buffer.room(HEADS * UINT_BYTES + size_of(filter)), 3)
+    buffer.commit(put_text(put_uint(put_uint(at, KIND_UNSUBSCRIBED), session), filter))
     return 0
 
 
@@ -139,6 +187,20 @@ def log_for_test(Writer writer not None, str kind, dict fields):
             <uint32_t>len(payload), fields["flags"], fields["expires_ms"], <uint8_t*>PyBytes_AS_STRING(properties),
             <uint32_t>len(properties), fields.get("publisher"),
         )
+    elif kind in ("SESSION_CREATED", "SESSION_RESUMED", "SESSION_SAVED"):
+        expiry_ms, details = fields.get("expiry_ms"), fields.get("details")
+        log_session(
+            writer, {"SESSION_CREATED": KIND_SESSION_CREATED, "SESSION_RESUMED": KIND_SESSION_RESUMED}.get(kind, KIND_SESSION_SAVED),
+            fields["session"], fields["client_id"], fields["version"], NEVER if expiry_ms is None else expiry_ms,
+            None if details is None else cbor2.dumps(details, canonical=True))
+    elif kind == "DISCONNECTED":
+        log_disconnected(writer, fields["session"], fields["reason"], fields.get("expires_at_ms") or 0)
+    elif kind == "SESSION_ENDED":
+        log_session_ended(writer, fields["session"], fields["reason"])
+    elif kind == "SUBSCRIBED":
+        log_subscribed(writer, fields["session"], fields["filter"], fields["options"], fields["identifier"])
+    elif kind == "UNSUBSCRIBED":
+        log_unsubscribed(writer, fields["session"], fields["filter"])
     elif kind == "SESSION_NAMED":
         log_session_named(writer, fields["session"], fields["client_id"])
     elif kind == "QUEUED":

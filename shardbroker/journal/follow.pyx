@@ -20,8 +20,7 @@ from shardbroker.journal.writer cimport BlockHeaderC
 
 from shardbroker.journal.checksum import crc32
 from shardbroker.journal.layout import (
-    BLOCK_HEADER_BYTES, CODEC_LOST, CODEC_PLAIN, SEGMENT_HEADER_BYTES, BlockHeader, SegmentHeader, retired_directories, segment_paths,
-    segment_start,
+    BLOCK_HEADER_BYTES, CODEC_LOST, CODEC_PLAIN, SEGMENT_HEADER_BYTES, BlockHeader, SegmentHeader, all_segment_paths, segment_start,
 )
 from shardbroker.journal.reader import Damage, begins_after, damage_at, incarnations, read_segment
 from shardbroker.journal.schema import Kind
@@ -272,14 +271,8 @@ cdef class Follower:
         changed_ns = (self.changed_ns(self.directory), self.changed_ns(self.directory.parent))
         if changed_ns == self.listed_ns:
             return self.listed
-        found = {}
-        for list_directories in (lambda: [self.directory], lambda: retired_directories(self.directory)):
-            for directory in list_directories():
-                try:
-                    found.update({segment_start(path): path for path in segment_paths(directory)})
-                except FileNotFoundError:
-                    continue
-        self.listed, self.listed_ns = dict(sorted(found.items())), changed_ns
+        self.listed = {segment_start(path): path for path in all_segment_paths(self.directory)}
+        self.listed_ns = changed_ns
         if max(changed_ns) > time.time_ns() - RACY_NS:
             self.listed_ns = None          # another change may get the same time
         return self.listed

@@ -11,15 +11,15 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from shardbroker.journal.layout import segment_paths, segment_start
+from shardbroker.journal.layout import all_segment_paths, segment_start
 from shardbroker.stores.files import replace_file, sync_path
 
-__all__ = ["DAMAGED_BYTES", "HOLDS_DIR", "Hold", "read_holds", "release_hold", "set_hold"]
+__all__ = ["ALL", "DAMAGED_BYTES", "HOLDS_DIR", "Hold", "held_from", "needed_from", "read_holds", "release_hold", "set_hold"]
 
 HOLDS_DIR = "holds"
 """Name of the directory in the data directory."""
@@ -27,6 +27,8 @@ DAMAGED_BYTES = 1 << 30
 """Bytes of each journal that a hold keeps whose file cannot be read: what consumers hold unless they are configured otherwise."""
 FILE_BYTES = 1 << 16
 """Size limit of a file, bytes: positions of more than a thousand journals."""
+ALL = (1 << 64) - 1
+"""Position above all records: nothing is held."""
 HOLDS_MAX = 1024
 """Files that are read; if there are more, they hold like a damaged one."""
 
@@ -55,11 +57,12 @@ class Hold:
         return self.positions.get(journal, 0)
 
     def keep_from(self, directory: Path, now_ms: int) -> int | None:
-        """Returns the position from which on this hold keeps a journal; None if it does not. Raises OSError."""
+        """Returns the position from which on this hold keeps a journal and the retired ones of its number; None if it does not.
+        Raises OSError."""
         if self.until_ms is not None and self.until_ms <= now_ms:
             return None
         total, start = 0, None
-        for path in reversed(segment_paths(directory)):
+        for path in reversed(all_segment_paths(directory)):
             total += path.stat().st_size
             if total > self.max_bytes:
                 break
@@ -83,6 +86,16 @@ def release_hold(data_dir: Path, consumer: str) -> None:
     if path.exists():
         path.unlink()
         sync_path(path.parent)
+
+
+def held_from(holds: Iterable[Hold], directory: Path, now_ms: int) -> int:
+    """Returns the lowest position that a hold keeps of a journal; ALL if no hold does. Raises OSError."""
+    return min((position for hold in holds if (position := hold.keep_from(directory, now_ms)) is not None), default=ALL)
+
+
+def needed_from(holds: Iterable[Hold], journal: str, now_ms: int) -> int:
+    """Returns the lowest position that a consumer needs of a journal; ALL if no consumer does, or its position is not known."""
+    return min((position for hold in holds if (position := hold.needed_from(journal, now_ms)) is not None), default=ALL)
 
 
 def read_holds(data_dir: Path) -> list[Hold]:

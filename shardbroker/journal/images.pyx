@@ -13,8 +13,9 @@ from libc.stdint cimport int64_t, uint64_t
 
 from shardbroker.journal.buffer cimport RecordBuffer
 from shardbroker.journal.recorder cimport BufferRecorder
+from shardbroker.mqtt.spec cimport PUBACK
 from shardbroker.pubsub.message cimport Message
-from shardbroker.pubsub.subscriptions cimport ReplaySubscription
+from shardbroker.pubsub.subscriptions cimport ReplaySubscription, Subscriber
 from shardbroker.session.context cimport WorkerContext
 from shardbroker.session.image cimport SessionReader, save
 from shardbroker.session.session cimport Session
@@ -66,6 +67,14 @@ cdef class StateRecorder(BufferRecorder):
 
 cdef class ImageRecorder(StateRecorder):
     """Records of one session that moves to another node."""
+
+    cdef int saved(self, Subscriber session, int version, uint64_t expiry_ms) except -1:
+        cdef Session moved = <Session>session
+        StateRecorder.saved(self, session, version, expiry_ms)
+        if (moved.window is None or moved.window.count == 0) and moved.first_id != 1:
+            # The packet id before the next one: with nothing in flight the session would begin with 1 again, see Place.to_release.
+            self.packet_id_used(session, moved.first_id - 1, 1, PUBACK)
+        return 0
 
     cdef int replayed(self, ReplaySubscription replay) except -1:
         return 0                           # positions are those of journals that stay behind

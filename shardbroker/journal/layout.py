@@ -3,8 +3,11 @@
 The writer has the same layout in C (`writer.pxd`); a test compares the two.
 """
 
+import os
 import re
 import struct
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +27,8 @@ __all__ = [
     "SEGMENT_MAGIC",
     "BlockHeader",
     "SegmentHeader",
+    "all_segment_paths",
+    "journals_below",
     "next_incarnation_start",
     "retired_directories",
     "segment_name",
@@ -45,6 +50,7 @@ CODEC_LOST = 1
 _SEGMENT = struct.Struct("<8sHHHHHHIQQQQII")
 _BLOCK = struct.Struct("<4sIIIQQQBBHI")
 _NAME = re.compile(r"([0-9]{20})\.sbj", re.ASCII)
+_JOURNAL = re.compile(r"(0|[1-9][0-9]{0,4})(?:\.retired-[0-9]+)?", re.ASCII)
 INCARNATION_STEP = 1 << 32
 """The first sequence of an incarnation is a multiple of this number."""
 assert _SEGMENT.size == SEGMENT_HEADER_BYTES and _BLOCK.size == BLOCK_HEADER_BYTES
@@ -156,6 +162,30 @@ def segment_paths(directory: Path) -> list[Path]:
     """Returns the segments of one worker's journal, oldest first. Files with other names are ignored."""
     found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
     return sorted(found, key=segment_start)
+
+
+def journals_below(root: Path) -> list[Path]:
+    """Returns the journals below `<data>/journal`, by number, also of workers whose number is not in use any more: such a directory
+    does not exist, and the journal is in retired_directories(). Raises FileNotFoundError if `root` does not exist."""
+    matches = [match for name in os.listdir(root) if (match := _JOURNAL.fullmatch(name)) and (root / name).is_dir()]
+    return [root / str(number) for number in sorted({int(match[1]) for match in matches})]
+
+
+def all_segment_paths(directory: Path) -> list[Path]:
+    """Returns the segments of a journal, with those of earlier workers of its number, oldest first.
+
+    A journal that is set aside meanwhile is listed under its new name: that is looked up last.
+    """
+    found: dict[str, Path] = {}
+    for one in _own_and_retired(directory):
+        with suppress(FileNotFoundError):
+            found |= {path.name: path for path in segment_paths(one)}
+    return sorted(found.values(), key=segment_start)
+
+
+def _own_and_retired(directory: Path) -> Iterator[Path]:
+    yield directory
+    yield from retired_directories(directory)
 
 
 def retired_directories(directory: Path) -> list[Path]:

@@ -4,10 +4,11 @@ import errno
 import fcntl
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from shardbroker.journal.errors import JournalBusy
-from shardbroker.journal.layout import next_incarnation_start, retired_directories, segment_paths, segment_start
+from shardbroker.journal.layout import all_segment_paths, next_incarnation_start, segment_paths, segment_start
 from shardbroker.journal.reader import find_end
 from shardbroker.journal.writer import BLOCK_BYTES, PENDING_MAX, SEGMENT_BYTES, Writer
 from shardbroker.stores.files import sync_path
@@ -56,14 +57,9 @@ def open_journal(
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = lock(directory)
     try:
-        paths = segment_paths(directory)
         if sync:
-            _sync_all(directory, fd, paths)
-        try:
-            end = _end_of_retired(directory) if not paths else find_end(directory)
-        except OSError:
-            # The segment cannot be read now, but its name has its beginning, and incarnations begin far apart.
-            end = segment_start(paths[-1]) if paths else None
+            _sync_all(directory, fd, segment_paths(directory))
+        end = _end(directory)
         return Writer(
             directory, fd, secrets.randbits(64), 0 if end is None else next_incarnation_start(end), end or 0,
             worker=worker, workers=workers, node_id=node_id, segment_bytes=segment_bytes, block_bytes=block_bytes,
@@ -74,12 +70,17 @@ def open_journal(
         raise
 
 
-def _end_of_retired(directory: Path) -> int | None:
-    """Returns the end of the retired journals of earlier workers of this number, or None.
-
-    A reader that follows positions must not meet one twice.
-    """
-    return max((end for path in retired_directories(directory) if (end := find_end(path)) is not None), default=None)
+def _end(directory: Path) -> int | None:
+    """Returns the end of a journal or of the retired ones before it: a reader that follows positions must not meet one twice.
+    None: there is no segment."""
+    paths = all_segment_paths(directory)
+    if not paths:
+        return None
+    with suppress(OSError):
+        if (end := find_end(paths[-1].parent)) is not None:
+            return end
+    # It cannot be read now, or retention has just removed it. Its name has its beginning, and incarnations begin far apart.
+    return segment_start(paths[-1])
 
 
 def _sync_all(directory: Path, directory_fd: int, paths: list[Path]) -> None:

@@ -23,7 +23,7 @@ cdef class BufferRecorder(Recorder):
     cdef int message(self, Message message) except -1
     # Before each record of a session: names it where the buffer has no name of it yet.
     cdef int name(self, Subscriber session) except -1
-    cdef int open(self, kind, Subscriber session, int version, uint64_t expiry_ms, dict details) except -1
+    cdef int open(self, int kind, Subscriber session, int version, uint64_t expiry_ms, dict details) except -1
     cdef int add(self, kind, dict fields) except -1
 
 

@@ -3,7 +3,9 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
 from shardbroker.journal.encode cimport (
-    log_acknowledged, log_arrived, log_delivered, log_dropped, log_message, log_queued, log_received, log_released, log_session_named, log_synced,
+    KIND_SESSION_CREATED, KIND_SESSION_RESUMED, KIND_SESSION_SAVED, log_acknowledged, log_arrived, log_delivered, log_disconnected, log_dropped,
+    log_message, log_queued, log_received, log_released, log_session, log_session_ended, log_session_named, log_subscribed, log_synced,
+    log_unsubscribed,
 )
 from shardbroker.pubsub.subscriptions cimport ReplaySubscription, Subscription
 from shardbroker.pubsub.topic_cache cimport FED
@@ -15,6 +17,8 @@ from shardbroker.session.place cimport Place
 from shardbroker.session.session cimport Session
 
 from json import dumps
+
+import cbor2
 
 from shardbroker.journal.schema import Detail, EndReason, Kind, encode
 from shardbroker.session.place import MERGED
@@ -58,35 +62,31 @@ cdef class BufferRecorder(Recorder):
     # --- connections and subscriptions --------------------------------------------------------------------------------------
 
     cdef int saved(self, Subscriber session, int version, uint64_t expiry_ms) except -1:
-        return self.open(Kind.SESSION_SAVED, session, version, expiry_ms, None)
+        return self.open(KIND_SESSION_SAVED, session, version, expiry_ms, None)
 
     cdef int opened(self, Subscriber session, bint present, int version, uint64_t expiry_ms, dict details) except -1:
-        return self.open(Kind.SESSION_RESUMED if present else Kind.SESSION_CREATED, session, version, expiry_ms, details)
+        return self.open(KIND_SESSION_RESUMED if present else KIND_SESSION_CREATED, session, version, expiry_ms, details)
 
-    cdef int open(self, kind, Subscriber session, int version, uint64_t expiry_ms, dict details) except -1:
-        return self.add(kind, {
-            "session": session.key, "client_id": session.client_id, "version": version,
-            "expiry_ms": None if expiry_ms == NEVER else expiry_ms, "details": details,
-        })
+    cdef int open(self, int kind, Subscriber session, int version, uint64_t expiry_ms, dict details) except -1:
+        cdef bytes map = None if details is None else cbor2.dumps(details, canonical=True)
+        return log_session(self.buffer, kind, session.key, session.client_id, version, expiry_ms, map)
 
     cdef int away(self, Subscriber session, int reason_code, uint64_t expires_at_ms) except -1:
         self.name(session)
-        return self.add(Kind.DISCONNECTED, {"session": session.key, "reason": reason_code, "expires_at_ms": expires_at_ms or None})
+        return log_disconnected(self.buffer, session.key, reason_code, expires_at_ms)
 
     cdef int ended(self, Subscriber session, int cause) except -1:
         self.name(session)
-        return self.add(Kind.SESSION_ENDED, {"session": session.key, "reason": cause})
+        return log_session_ended(self.buffer, session.key, cause)
 
     cdef int subscribed(self, Subscriber session, Subscription subscription) except -1:
         self.name(session)
-        return self.add(Kind.SUBSCRIBED, {
-            "session": session.key, "filter": subscription.wire_filter, "options": subscription.qos | subscription.flags,
-            "identifier": subscription.identifier,
-        })
+        return log_subscribed(
+            self.buffer, session.key, subscription.wire_filter, subscription.qos | subscription.flags, subscription.identifier)
 
     cdef int unsubscribed(self, Subscriber session, bytes wire_filter) except -1:
         self.name(session)
-        return self.add(Kind.UNSUBSCRIBED, {"session": session.key, "filter": wire_filter})
+        return log_unsubscribed(self.buffer, session.key, wire_filter)
 
     cdef int replayed(self, ReplaySubscription replay) except -1:
         self.name(replay.subscriber)
@@ -200,7 +200,7 @@ cdef class JournalRecorder(BufferRecorder):
             log_session_named(self.writer, session.key, session.client_id)
         return 0
 
-    cdef int open(self, kind, Subscriber session, int version, uint64_t expiry_ms, dict details) except -1:
+    cdef int open(self, int kind, Subscriber session, int version, uint64_t expiry_ms, dict details) except -1:
         (<Session>session).named_in = self.writer.segment + 1
         return BufferRecorder.open(self, kind, session, version, expiry_ms, details)
 

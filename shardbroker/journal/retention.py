@@ -1,13 +1,15 @@
 """Removes old segments: by age, by bytes, and never one that is still needed."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 
 from shardbroker.journal.layout import SEGMENT_HEADER_BYTES, SegmentHeader, segment_paths, segment_start
 
-__all__ = ["Removed", "apply_retention"]
+__all__ = ["Removed", "age_limit_us", "apply_retention", "last_written_us", "reason_to_remove"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,8 @@ def apply_retention(
     for path, successor in pairwise(paths):
         if segment_start(successor) > keep_from:
             break
-        if max_bytes is not None and total > max_bytes:
-            reason = "bytes"
-        elif max_age_us is not None and _last_written_us(path, successor) < now_us - max_age_us:
-            reason = "age"
-        else:
+        reason = reason_to_remove(last_written_us(path, successor), total, now_us, max_age_us, max_bytes)
+        if not reason:
             break
         os.unlink(path)
         total -= sizes[path]
@@ -51,10 +50,21 @@ def apply_retention(
     return removed
 
 
-def _last_written_us(path: Path, successor: Path) -> int:
-    """Returns the time of a segment's newest record: its successor began later."""
-    with successor.open("rb") as file:
-        try:
+def age_limit_us(age_s: float) -> int | None:
+    """Returns `journal.retention.age` as a limit; None: no limit."""
+    return None if age_s == inf else int(age_s * 1e6)
+
+
+def reason_to_remove(written_us: int, total: int, now_us: int, max_age_us: int | None, max_bytes: int | None) -> str:
+    """Returns why the oldest segment of a journal of `total` bytes is removed; empty: it stays."""
+    if max_bytes is not None and total > max_bytes:
+        return "bytes"
+    return "age" if max_age_us is not None and written_us < now_us - max_age_us else ""
+
+
+def last_written_us(path: Path, successor: Path | None) -> int:
+    """Returns the time of a segment's newest record: its successor, if there is one, began later."""
+    if successor is not None:
+        with successor.open("rb") as file, suppress(ValueError):
             return SegmentHeader.unpack(file.read(SEGMENT_HEADER_BYTES)).created_us
-        except ValueError:
-            return path.stat().st_mtime_ns // 1000
+    return path.stat().st_mtime_ns // 1000

@@ -11,7 +11,7 @@ from shardbroker.mqtt.spec cimport PUBLISH_FIRST
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.spec import ReasonCode
 
-__all__ = ["encode_publishes", "publish_size", "split_packets"]
+__all__ = ["encode_acks", "encode_publishes", "publish_size", "split_packets"]
 
 cdef enum:
     TEXT_MAX = 65535                       # bytes of a topic (MQTT 5.0 §1.5.4)
@@ -72,6 +72,17 @@ def encode_publishes(list messages not None, uint8_t version) -> bytes:
 cdef uint8_t* put(uint8_t* target, bytes text) noexcept:
     memcpy(target, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
     return target + PyBytes_GET_SIZE(text)
+
+
+def encode_acks(uint8_t first, list packet_ids not None) -> bytes:
+    """Returns acknowledgements without a reason code, which means success in version 5 too. first: their first byte."""
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, 4 * len(packet_ids))
+    cdef uint8_t* target = <uint8_t*>PyBytes_AS_STRING(out)
+    cdef uint32_t packet_id
+    for packet_id in packet_ids:
+        target[0], target[1], target[2], target[3] = first, 2, <uint8_t>(packet_id >> 8), <uint8_t>(packet_id & 0xFF)
+        target += 4
+    return out
 
 
 def split_packets(bytes data not None, uint8_t version, uint32_t most) -> tuple:

@@ -38,6 +38,7 @@ cdef class Publication:
     cdef uint8_t payload_format
     cdef uint32_t logged                   # as of a Message
     cdef bint unrepeatable                 # the source would not send the message again: a lost record is lost
+    cdef uint8_t answered                  # FLAG_ANSWERED of shm/records.pxd, also with QoS 0, or 0
     cdef bint stored                       # sent because of a subscription: a retained message, or one of a journal
     cdef bytes client_id
     cdef Message message                   # set by keep(), or the message that this publication was made from

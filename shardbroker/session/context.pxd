@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from shardbroker.pubsub.message cimport Publication
 from shardbroker.session.journaling cimport Recorder
 from shardbroker.session.mqtt_settings cimport MqttSettings
+from shardbroker.session.overflow cimport QueueOverflow
 from shardbroker.session.timers cimport TimerWheel
 from shardbroker.session.watcher cimport Watcher
 
@@ -29,6 +30,7 @@ cdef class WorkerContext(MqttSettings):
     cdef Recorder recorder                 # None: sessions end with this process
     cdef int memory_level                  # see worker/memory.pxd; 0: enough memory
     cdef uint8_t notifications                   # EventFlags of events that are published as messages; 0: none
+    cdef QueueOverflow overflow            # None: full queues drop their oldest message
     cdef bint disk_full                    # max_pending_bytes wait for a disk that refuses: nothing that adds to them is accepted
     cdef uint32_t watch                    # bits of session/watcher.pxd; 0: single messages are not observed
     cdef readonly Watcher watcher          # the observers of these

@@ -22,6 +22,9 @@ cdef class MqttSettings:
     cdef public uint64_t message_expiry_ms          # mqtt.message_expiry_interval
     cdef public uint32_t max_inflight               # mqtt.max_inflight
     cdef public uint32_t max_mqueue_len             # mqtt.max_mqueue_len
+    cdef public bint push_back                      # mqtt.mqueue_overflow
+    cdef public list push_back_topics               # mqtt.push_back_topics
+    cdef public uint64_t push_back_timeout_ms       # mqtt.push_back_timeout
     cdef public bint mqueue_store_qos0              # mqtt.mqueue_store_qos0
     cdef public dict mqueue_priorities              # mqtt.mqueue_priorities
     cdef public int mqueue_default_priority         # mqtt.mqueue_default_priority

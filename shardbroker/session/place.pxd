@@ -30,12 +30,16 @@ cdef class Place:
     cdef public frozenset merged           # (node, number there) of the stale sessions that were merged into this one
     cdef public set given                  # MOVING: ids of what was exported; else None
     cdef public bint mixed                 # the client may have been at another session of its id, which this one has replaced
-    cdef uint16_t to_release               # so many messages of QoS 2 still need `Session.release_first`
-    cdef bint released                     # one had it: PUBCOMP may arrive before PUBREC
+    cdef uint16_t to_release               # so many packet ids are still to be released before they are used for QoS 2
+    cdef uint16_t asked                    # so many from the next one on have had PUBREL on this connection
+    cdef uint16_t answered                 # of these, so many are known to be released
+    cdef bint released                     # one had PUBREL: PUBCOMP may arrive before PUBREC
     cdef MQueue behind                     # OWNED: what arrives before the tail of the former node has; sent behind it. None: nothing is held
     cdef readonly bint watched             # the router is asked about each message: `seen` is set, or the session is not owned
 
     cdef void doubt(self) noexcept         # the client may have packet ids of another session
+    cdef void connected(self) noexcept     # PUBREL of the former connection have no answers on this one
+    cdef void use(self) noexcept           # the next packet id is used
     cdef int watch(self) except -1         # sets `watched`; to be called after a change of `state` or `seen`
 
 

@@ -31,6 +31,18 @@ cdef class Place:
     cdef void doubt(self) noexcept:
         self.to_release = PACKET_IDS
 
+    cdef void connected(self) noexcept:
+        self.to_release += self.asked
+        self.asked = self.answered = 0
+        self.released = False
+
+    cdef void use(self) noexcept:
+        self.asked -= 1
+        if self.answered:
+            self.answered -= 1
+        if not self.asked and not self.to_release:
+            self.mixed = False
+
     cdef int watch(self) except -1:
         self.watched = self.seen is not None or self.state != 0
         return 0

@@ -96,10 +96,12 @@ cdef class Session(Subscriber):
     cdef int send_or_queue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1
     cdef bint start(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share, bint from_queue) except -1
     cdef int enqueue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1
+    cdef int drop_oldest(self) except -1
     cdef void complete(self, Delivery* slot) noexcept
     cdef bint has_room(self) noexcept
     cdef int send_pubrel(self, uint16_t packet_id) except -1
-    cdef int release_first(self, uint16_t packet_id) except -1
+    cdef bint is_next_released(self) except -1
+    cdef bint answers_release(self, uint16_t packet_id) except -1
     cdef int resend_on_resume(self) except -1
     cdef int resend_held(self) except -1
     cdef int resend_late(self) except -1

@@ -12,9 +12,10 @@ from shardbroker.mqtt.spec cimport FAILURE, PACKET_TOO_LARGE, PUBACK, PUBCOMP, P
 from shardbroker.session.watcher cimport unlikely
 from shm.counters cimport (
     DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_OUTPUT_FULL, DELIVERY_DROPPED_OVERLOAD,
-    DELIVERY_DROPPED_QOS0_MSG, DELIVERY_DROPPED_QUEUE_FULL, INFLIGHT_COUNT, MESSAGES_ACKED, MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT, MQUEUE_COUNT, PACKETS_PUBREL_SENT, PACKETS_SENT,
+    DELIVERY_DROPPED_QOS0_MSG, DELIVERY_DROPPED_QUEUE_FULL, DELIVERY_DROPPED_QUEUE_STALLED, INFLIGHT_COUNT, MESSAGES_ACKED, MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT, MQUEUE_COUNT, PACKETS_PUBREL_SENT, PACKETS_SENT,
 )
 from shardbroker.session.context cimport NOTIFY_ACKED, NOTIFY_DELIVERED
+from shardbroker.session.overflow cimport DROP_OLDEST, LEAVE, is_stalled
 from shardbroker.session.place cimport TAKEN, TAKEN_BEHIND
 from shardbroker.session.journaling cimport (
     DROPPED_EXPIRED, DROPPED_QUEUE_FULL, DROPPED_TOO_LARGE, RELEASED_PUBREL, RELEASED_TIMEOUT,
@@ -28,6 +29,7 @@ __all__ = ["Session", "Will"]
 cdef enum:
     LAST_PACKET_ID = 65535                 # MQTT 5.0 §2.2.1
     WINDOW_SPAN = 65534                    # ids between the oldest unacknowledged and the newest
+    RELEASED_AHEAD = 32                    # packet ids: as many as may be in flight by default, so answers come before they are needed
     QUEUE_COST = 3                         # units of the budget, for a message that is queued
     NO_MORE_QOS0 = 2                       # level of memory from which QoS 0 is not queued
     AWAIT_REL_GRAIN_MS = 1000              # largest delay of an awaiting_rel timeout
@@ -76,6 +78,9 @@ cdef class Session(Subscriber):
     cdef Subscription pop_subscription(self, bytes wire_filter):
         cdef Subscription found = self.find_subscription(wire_filter)
         if found is not None:
+            if self.replays:
+                # The list stays, even if it is empty: RetainedReplays ends it in its turn.
+                self.replays = [one for one in self.replays if (<Subscription>one[0]).wire_filter != wire_filter]
             if isinstance(self.subscriptions, Subscription):
                 self.subscriptions = None
             else:
@@ -125,7 +130,8 @@ cdef class Session(Subscriber):
                         if link.write_publish(publication, 0, retain, False, 0, ids) and self.context.notifications & NOTIFY_DELIVERED:
                             self.context.publish_event(NOTIFY_DELIVERED, self, publication)
                         return 0
-                elif (self.queue is None or self.queue.count == 0) and self.has_room():
+                elif (self.queue is None or self.queue.count == 0) and self.has_room() \
+                        and (qos != 2 or self.place is None or self.is_next_released()):
                     self.start(publication, qos, retain, ids, share, False)
                     return 0
             elif qos == 0 and not self.logged and not link.promised:
@@ -146,10 +152,10 @@ cdef class Session(Subscriber):
         if self.window is None:
             self.window = DeliveryRing.__new__(DeliveryRing)
         packet_id = self.packet_id_at(self.window.count)
-        if qos == 2 and self.place is not None and self.place.to_release:
-            self.release_first(<uint16_t>packet_id)
         if not self.link.write_publish(publication, qos, retain, False, <uint16_t>packet_id, ids):
             return False                   # as if it had been sent [MQTT-3.1.2-25]
+        if self.place is not None and self.place.asked:
+            self.place.use()
         self.push_slot(publication.keep(), <uint16_t>packet_id, qos, retain, ids, share)
         if self.logged:
             self.context.recorder.delivered(self, self.window.at(self.window.count - 1), from_queue)
@@ -176,6 +182,7 @@ cdef class Session(Subscriber):
     cdef int enqueue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
         cdef WorkerContext context = self.context
         cdef int priority = context.mqueue_default_priority
+        cdef int taking
         context.budget -= QUEUE_COST
         if qos == 0 and not context.mqueue_store_qos0:
             context.delivery_dropped(self, publication, DELIVERY_DROPPED_QOS0_MSG, "qos0_msg")
@@ -190,11 +197,13 @@ cdef class Session(Subscriber):
         if self.queue is None:
             self.queue = MQueue.__new__(MQueue)
         if context.max_mqueue_len and self.queue.count >= context.max_mqueue_len:
-            if self.logged:
-                context.recorder.dropped(self, self.queue.oldest_of_lowest(), DROPPED_QUEUE_FULL)
-            context.delivery_dropped(self, <Message>self.queue.oldest_of_lowest().message, DELIVERY_DROPPED_QUEUE_FULL, "queue_full")
-            self.queue.drop_oldest_of_lowest()
-            context.gauge(MQUEUE_COUNT, -1)
+            taking = DROP_OLDEST if context.overflow is None else context.overflow.on_full(self, publication, share)
+            if taking == LEAVE:
+                return 0
+            if taking == DROP_OLDEST:
+                self.drop_oldest()
+                if self.queue.count >= context.max_mqueue_len:
+                    self.drop_oldest()     # what is left of a reserve
         cdef Message message = publication.keep()
         if context.mqueue_priorities:
             priority = context.mqueue_priorities.get(message.topic, priority)
@@ -207,6 +216,19 @@ cdef class Session(Subscriber):
             context.recorder.queued(self, slot, priority)
         if context.watch:
             context.watcher.queued(self, publication, qos)
+        return 0
+
+    cdef int drop_oldest(self) except -1:
+        """Drops the oldest message of the lowest priority, to make room."""
+        cdef Delivery* oldest = self.queue.oldest_of_lowest()
+        if self.logged:
+            self.context.recorder.dropped(self, oldest, DROPPED_QUEUE_FULL)
+        if is_stalled(self.queue):
+            self.context.delivery_dropped(self, <Message>oldest.message, DELIVERY_DROPPED_QUEUE_STALLED, "queue_stalled")
+        else:
+            self.context.delivery_dropped(self, <Message>oldest.message, DELIVERY_DROPPED_QUEUE_FULL, "queue_full")
+        self.queue.drop_oldest_of_lowest()
+        self.context.gauge(MQUEUE_COUNT, -1)
         return 0
 
     cdef int enqueue_behind(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
@@ -246,7 +268,7 @@ cdef class Session(Subscriber):
             return 0
         while self.queue.count and not self.link.congested():
             front = self.queue.front()
-            if front.qos and not self.has_room():
+            if front.qos and not (self.has_room() and (front.qos != 2 or self.place is None or self.is_next_released())):
                 break
             self.queue.pop(&taken)
             self.context.gauge(MQUEUE_COUNT, -1)
@@ -364,7 +386,7 @@ cdef class Session(Subscriber):
     cdef bint pubcomp(self, uint16_t packet_id) except -1:
         cdef Delivery* slot = self.in_window(packet_id)
         if slot == NULL or slot.state != AWAITING_PUBCOMP:
-            return self.place is not None and self.place.released       # of `release_first`
+            return self.place is not None and self.place.released and self.answers_release(packet_id)
         self.context.count(MESSAGES_ACKED)
         if self.logged:
             self.context.recorder.acknowledged(self, packet_id, PUBCOMP, 0)
@@ -388,14 +410,35 @@ cdef class Session(Subscriber):
             self.context.watcher.acked(self.link, PUBREL_FIRST, packet_id, 0, None)
         return 0
 
-    cdef int release_first(self, uint16_t packet_id) except -1:
-        """Releases a packet id that the client may hold from another session of its client id, on the other side of a split of a
-        cluster: it would take the next message of QoS 2 with this id for one that it has had [MQTT-4.3.3-10]."""
-        self.place.to_release -= 1
-        if not self.place.to_release:
-            self.place.mixed = False
-        self.place.released = True
-        return self.send_pubrel(packet_id)
+    cdef bint is_next_released(self) except -1:
+        """Returns whether the client is known not to hold the next packet id of another session of its client id, on the other side of a
+        split of a cluster: it would take a message of QoS 2 with this id for one that it has had [MQTT-4.3.3-10].
+
+        Until then no message of QoS 2 is sent: sent behind its PUBREL on a connection that the client has left, it would be sent again
+        without PUBREL. Packet ids are released ahead, so that a client that answers is not waited for at each message.
+        """
+        cdef Place place = self.place
+        cdef uint32_t used = 0 if self.window is None else self.window.count
+        if not place.to_release and not place.asked:
+            return True
+        if 2 * place.answered <= RELEASED_AHEAD:
+            while place.to_release and place.asked < RELEASED_AHEAD and used + place.asked < WINDOW_SPAN:
+                place.released = True
+                self.send_pubrel(self.packet_id_at(used + place.asked))
+                place.asked += 1
+                place.to_release -= 1
+        return place.answered > 0
+
+    cdef bint answers_release(self, uint16_t packet_id) except -1:
+        """Takes PUBCOMP of a packet id that is not waited for. The client has read PUBREL of those before it, too."""
+        cdef Place place = self.place
+        cdef int index = <int>packet_id - self.packet_id_at(0 if self.window is None else self.window.count)
+        if index < 0:
+            index += LAST_PACKET_ID
+        if place.answered <= index < place.asked:
+            place.answered = <uint16_t>(index + 1)
+            self.pump()
+        return True
 
     # --- QoS 2 from the client ---------------------------------------------------------------------------------------------
 

@@ -46,6 +46,14 @@ class Evacuation:
     connection_goal: int = 0
     """What stays here, as far as that is decided; likewise `session_goal`, of sessions without a client."""
     session_goal: int = 0
+    coordinator: str = ""
+    """The node where all nodes were rebalanced by one command, which has decided; empty: this node balances itself."""
+    donors: tuple[str, ...] = ()
+    """Names of all nodes that turn clients away for it, this one included."""
+    incarnation: int = 0
+    """The broker to which a goal of the coordinator applies: another one has other clients and sessions."""
+    ends_by_ms: int = 0
+    """Unix ms at which a rebalance ends whatever it has reached."""
 
     @property
     def process(self) -> str:
@@ -66,7 +74,8 @@ def read_evacuation(data_dir: Path) -> Evacuation | None:
     try:
         found = json.loads((data_dir / EVACUATION_FILE).read_bytes())
         thresholds = None if found.get("thresholds") is None else Thresholds(**found["thresholds"])
-        return Evacuation(**{**found, "migrate_to": tuple(found["migrate_to"]), "thresholds": thresholds})
+        names = {name: tuple(found.get(name, ())) for name in ("migrate_to", "donors")}
+        return Evacuation(**{**found, **names, "thresholds": thresholds})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

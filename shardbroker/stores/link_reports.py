@@ -1,7 +1,8 @@
 """Reports of the link processes for the manager: what changes too often for the view (shm/view.pxd), each second in a file of JSON.
 
     link-0                loads: node id -> fields of a LOAD, this node's with its own id;   errors: address -> text;
-                          retained: node id -> synced or syncing, of linked nodes that take retained messages
+                          retained: node id -> synced or syncing, of linked nodes that take retained messages;
+                          access: the same of users, rules, bans, accounts and API keys
     link-1 and above      links: node id -> connected, spool_bytes;   errors: address -> text
 """
 

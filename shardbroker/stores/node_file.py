@@ -2,17 +2,25 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
 from shardbroker.stores.files import replace_file
 
-__all__ = ["ENROLLED_FILE", "NODE_FILE", "Enrolled", "node_uuid", "read_enrolled", "write_enrolled"]
+__all__ = [
+    "ENROLLED_FILE", "MEMBERS_FILE", "NODE_FILE", "Enrolled", "Joined", "forget_enrolled", "forget_joined", "node_uuid",
+    "read_enrolled", "read_joined", "write_enrolled", "write_joined",
+]  # fmt: skip
 
 NODE_FILE = "node"
 ENROLLED_FILE = Path("cluster", "enrolled")
 """What the core of the cluster has allotted to this data directory: JSON."""
+MEMBERS_FILE = Path("cluster", "members")
+"""The members as the core had them last."""
+JOINED_FILE = Path("cluster", "joined")
+"""What `ctl cluster join` has written into the configuration: JSON."""
 _DIGITS = re.compile(rb"[0-9a-f]{32}\n?")
 
 
@@ -57,3 +65,41 @@ def write_enrolled(data_dir: Path, enrolled: Enrolled) -> None:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     content = {"id": enrolled.node_id, "cluster": enrolled.cluster.hex(), "place": enrolled.place}
     replace_file(path, json.dumps(content).encode() + b"\n")
+
+
+def forget_enrolled(data_dir: Path) -> None:
+    """Has the core be asked again. Raises OSError."""
+    (data_dir / ENROLLED_FILE).unlink(missing_ok=True)
+
+
+class Joined(NamedTuple):
+    """What a join by command has written."""
+
+    cluster: bytes
+    """Uuid of the cluster."""
+    keys: Mapping[str, str]
+    """Key of the configuration -> value as TOML."""
+
+
+def read_joined(data_dir: Path) -> Joined | None:
+    """Returns what a join has written; None without one. Raises OSError, ValueError if the file is damaged."""
+    path = data_dir / JOINED_FILE
+    try:
+        found = json.loads(path.read_bytes())
+        return Joined(bytes.fromhex(found["cluster"]), {str(key): str(value) for key, value in found["keys"].items()})
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{path}: must be JSON with cluster and keys; without the file its keys count as set by hand") from None
+
+
+def write_joined(data_dir: Path, joined: Joined) -> None:
+    """Notes what a join writes. Raises OSError."""
+    path = data_dir / JOINED_FILE
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    replace_file(path, json.dumps({"cluster": joined.cluster.hex(), "keys": dict(joined.keys)}).encode() + b"\n")
+
+
+def forget_joined(data_dir: Path) -> None:
+    """Raises OSError."""
+    (data_dir / JOINED_FILE).unlink(missing_ok=True)

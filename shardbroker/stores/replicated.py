@@ -33,12 +33,22 @@ from shardbroker.stores.retained import (
     is_expired,
     is_whole,
 )
-from shardbroker.stores.retained_stamps import ID_HIGH_MAX, Change, RetainedStamps, StampWriter, TopicState, digest_of
+from shardbroker.stores.retained_stamps import (
+    ID_HIGH_MAX,
+    ROW_BYTES_MAX,
+    TOMBSTONE_MS,
+    Change,
+    RetainedStamps,
+    StampWriter,
+    TopicState,
+    digest_of,
+    rows_within,
+)
 
-__all__ = ["BUILD_MESSAGES", "ROW_BYTES_MAX", "TOMBSTONE_MS", "ReplicatedStore", "deletion", "retained_store"]
+__all__ = [
+    "BUILD_MESSAGES", "ROW_BYTES_MAX", "TOMBSTONE_MS", "ReplicatedStore", "checked_message", "deletion", "new_id", "retained_store",
+]  # fmt: skip
 
-TOMBSTONE_MS = 24 * 3_600_000
-"""How long a deletion is kept: a node that is away for longer may bring back what was deleted meanwhile."""
 REPEATED_MS = 1_000
 """Age from which a change of this node is one that the journal repeats: others are stored in the pass that takes them, or soon
 after an answer of a hook."""
@@ -46,8 +56,6 @@ BUILD_MESSAGES = 500
 """Messages that are stamped in one transaction: some 10 ms, for which workers with retained messages wait."""
 SWEPT = 1_000
 """Deletions forgotten in one transaction."""
-ROW_BYTES_MAX = (2 << 20) - 1024
-"""Largest message that goes to other nodes, with all that belongs to it: it fits a frame."""
 SYS = b"$SYS/"
 _ONE = (1).to_bytes(8, "little")
 _NOT_STORED = frozenset((PropertyId.TOPIC_ALIAS, PropertyId.MESSAGE_EXPIRY_INTERVAL, PropertyId.SUBSCRIPTION_IDENTIFIER))
@@ -65,8 +73,12 @@ def retained_store(topology: Any, *, bell: bool = True, **limits: int) -> Retain
 
 def deletion(topic: bytes) -> RetainedDeletion:
     """Returns a deletion of this moment that no client has asked for."""
-    now_us = time.time_ns() // 1_000
-    return RetainedDeletion(topic, now_us.to_bytes(8, "big") + os.urandom(8), now_us // 1_000)
+    return RetainedDeletion(topic, new_id(), time.time_ns() // 1_000_000)
+
+
+def new_id() -> bytes:
+    """Returns the id of a change of this moment."""
+    return (time.time_ns() // 1_000).to_bytes(8, "big") + os.urandom(8)
 
 
 def _raised(id: bytes, above: bytes) -> bytes:
@@ -172,16 +184,7 @@ class ReplicatedStore(RetainedStore):
         """Returns the message of a row; one without a payload is a deletion. Raises ValueError."""
         if not is_whole(row):
             raise ValueError(f"retained message of {len(row)} bytes: must be whole")
-        message = decode_message(row)
-        try:
-            check_topic_name(message.topic, 0)
-            if message.properties:
-                _check_properties(message.properties)
-        except MqttError as error:
-            raise ValueError(f"retained message: {error}") from None
-        if message.topic.startswith(SYS) or message.qos > 2 or int.from_bytes(message.message_id[:8], "big") > ID_HIGH_MAX:
-            raise ValueError("retained message: must be none of $SYS/, with a QoS and a time that exist")
-        return message
+        return checked_message(decode_message(row))
 
     def merge(self, rows: Sequence[bytes], now_ms: int, max_payload: int = 0) -> tuple[int, int]:
         """Takes messages of another node that are newer than what this one has, in one transaction.
@@ -245,19 +248,10 @@ class ReplicatedStore(RetainedStore):
 
     def rows(self, digests: Sequence[bytes], byte_limit: int) -> tuple[list[bytes], int]:
         """Returns what other nodes need of topics, as far as `byte_limit` has room, but one; and the number of topics covered."""
-        found: list[bytes] = []
-        covered = size = 0
         with self._env.begin() as txn:
-            for digest in digests:
-                row = self._row(txn, digest)
-                if row is not None and found and size + len(row) > byte_limit:
-                    break
-                covered += 1
-                if row is not None and len(row) > ROW_BYTES_MAX:
-                    self.too_large += 1
-                elif row is not None:
-                    found.append(row)
-                    size += len(row)
+            rows = (self._row(txn, digest) for digest in digests)
+            found, covered, too_large = rows_within(rows, byte_limit, ROW_BYTES_MAX)
+        self.too_large += too_large
         return found, covered
 
     def _row(self, txn: lmdb.Transaction, digest: bytes) -> bytes | None:
@@ -319,6 +313,19 @@ class ReplicatedStore(RetainedStore):
             writer.close()
             self.stamps.note(txn)
         return found
+
+
+def checked_message(message: RetainedMessage) -> RetainedMessage:
+    """Returns a message that this node may store. Raises ValueError."""
+    try:
+        check_topic_name(message.topic, 0)
+        if message.properties:
+            _check_properties(message.properties)
+    except MqttError as error:
+        raise ValueError(f"retained message: {error}") from None
+    if message.topic.startswith(SYS) or message.qos > 2 or int.from_bytes(message.message_id[:8], "big") > ID_HIGH_MAX:
+        raise ValueError("retained message: must be none of $SYS/, with a QoS and a time that exist")
+    return message
 
 
 def _topic_of(change: RetainedChange) -> bytes:

@@ -5,6 +5,7 @@ One reads all pages. If it finds damage, or dies of it, others copy the messages
 the back, so that all outside the damaged pages are kept. The damaged file is set aside.
 """
 
+import gc
 import os
 import resource
 import shutil
@@ -125,6 +126,7 @@ def _in_child(work: Callable[[], None]) -> str | None:
     child = os.fork()
     if child == 0:
         code = 0
+        gc.disable()  # a collection would run finalizers of objects that are the parent's, and copy the pages of all objects
         try:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,5 +1,7 @@
 """The newest change of each topic on a node of a cluster, deletions too: beside the retained messages, in their environment.
 
+Stores of access control have the same beside their entries (access/stores.py): a topic is there the number of a table and a key.
+
     db "stamps"    digest of the topic, 16 bytes       -> id 16 bytes | state u8 | since_ms u64 | topic
     db "ages"      since_ms u64 | digest of the topic  -> nothing        topics without a message, oldest change first
     db "buckets"   bucket u16                          -> XOR of the sums of its topics, 8 bytes
@@ -19,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from hashlib import blake2b
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import lmdb
 
@@ -27,12 +29,19 @@ __all__ = [
     "BUCKETS",
     "CHANGES_KEPT",
     "ID_HIGH_MAX",
+    "ROW_BYTES_MAX",
+    "SUM",
     "TOMBSTONES_MAX",
+    "TOMBSTONE_MS",
     "Change",
     "RetainedStamps",
     "StampWriter",
+    "StampedTable",
     "TopicState",
+    "bucket_of",
     "digest_of",
+    "rows_within",
+    "sum_of",
 ]
 
 BUCKETS = 4096
@@ -44,6 +53,10 @@ CHANGES_KEPT = 100_000
 """Changes kept for the links: 10 s at 10,000 a second. A peer that is further behind compares buckets."""
 TOMBSTONES_MAX = 500_000
 """Topics without a message that are kept, some 100 MB; of more, the oldest are forgotten first."""
+ROW_BYTES_MAX = (2 << 20) - 1024
+"""Largest row of a table that goes to other nodes, such as a message with all that belongs to it: it fits a frame."""
+TOMBSTONE_MS = 24 * 3_600_000
+"""How long a deletion is kept: a node that is away for longer may bring back what was deleted meanwhile."""
 ID_HIGH_MAX = (1 << 63) - 1
 """Greatest time of an id, µs: nodes take no greater one from each other."""
 
@@ -77,11 +90,30 @@ def digest_of(topic: bytes) -> bytes:
     return blake2b(topic, digest_size=DIGEST).digest()
 
 
-def _bucket_of(digest: bytes) -> int:
+def rows_within(rows: Iterable[bytes | None], byte_limit: int, row_limit: int) -> tuple[list[bytes], int, int]:
+    """Returns rows as far as `byte_limit` has room, but one; how many of `rows` are covered; and how many are above `row_limit`,
+    which are left out. None is of a topic that other nodes do not get."""
+    found: list[bytes] = []
+    covered = size = too_large = 0
+    for row in rows:
+        if row is not None and found and size + len(row) > byte_limit:
+            break
+        covered += 1
+        if row is not None and len(row) > row_limit:
+            too_large += 1
+        elif row is not None:
+            found.append(row)
+            size += len(row)
+    return found, covered, too_large
+
+
+def bucket_of(digest: bytes) -> int:
+    """Returns the number of the bucket of a topic."""
     return (digest[0] << 8 | digest[1]) >> 4
 
 
-def _sum_of(digest: bytes, id: bytes) -> int:
+def sum_of(digest: bytes, id: bytes) -> int:
+    """Returns what a topic adds to the sum of its bucket."""
     return int.from_bytes(blake2b(digest + id, digest_size=SUM).digest(), "big")
 
 
@@ -106,6 +138,11 @@ class RetainedStamps:
         with env.begin() as txn:
             noted: Any = txn.get(_TRANSACTION, db=about)
             return noted is not None and _NUMBER.unpack(noted)[0] == txn.id()
+
+    def are_noted(self, txn: lmdb.Transaction) -> bool:
+        """Returns the same in a write transaction that has changed nothing yet."""
+        noted: Any = txn.get(_TRANSACTION, db=self.about)
+        return noted is not None and _NUMBER.unpack(noted)[0] == txn.id() - 1
 
     def note(self, txn: lmdb.Transaction) -> None:
         """Notes that a write transaction keeps the invariants; to be called in each one."""
@@ -236,8 +273,8 @@ class StampWriter:
             self._txn.delete(_NUMBER.pack(old.since_ms) + digest, db=self._stamps.ages)
 
     def _turn(self, digest: bytes, id: bytes) -> None:
-        bucket = _bucket_of(digest)
-        self._sums[bucket] = self._sums.get(bucket, 0) ^ _sum_of(digest, id)
+        bucket = bucket_of(digest)
+        self._sums[bucket] = self._sums.get(bucket, 0) ^ sum_of(digest, id)
 
     def close(self) -> None:
         """Stores the sums, and the numbers of the changes."""
@@ -258,3 +295,28 @@ class StampWriter:
                 if excess > 0 and cursor.first():
                     for _ in range(excess):
                         cursor.delete()
+
+
+class _Stamped(Protocol):
+    @property
+    def stamps(self) -> RetainedStamps:
+        """Returns the stamps of a store."""
+
+
+class StampedTable:
+    """What the core of replication reads of the stamps alone."""
+
+    def __init__(self, store: _Stamped) -> None:
+        self._stamps = store.stamps
+
+    def head(self) -> int:
+        return self._stamps.head()
+
+    def changes_behind(self, number: int, most: int) -> tuple[int, list[bytes]] | None:
+        return self._stamps.changes_behind(number, most)
+
+    def sums(self) -> bytes:
+        return self._stamps.sums()
+
+    def entries(self, first: bytes, last: bytes, most: int) -> list[tuple[bytes, bytes, int]]:
+        return self._stamps.entries(first, last, most)

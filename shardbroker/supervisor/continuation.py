@@ -38,8 +38,9 @@ def check(memory: int, load_settings: Callable[[], Loaded]) -> int:
 
 
 def answer(memory: int, load_settings: Callable[[], Loaded]) -> dict[str, Any]:
-    """Returns {"way", "reason", "version", "moves_workers"}: everything that could fail behind execve has been tried."""
-    found = {"way": MOVED, "reason": "", "version": __version__, "moves_workers": True}
+    """Returns {"way", "reason", "version", "moves_workers", "moves_roles"}: everything that could fail behind execve has been
+    tried."""
+    found: dict[str, Any] = {"way": MOVED, "reason": "", "version": __version__, "moves_workers": True, "moves_roles": ()}
     try:
         image = look(memory)
         data_dir = load_settings().settings.process.data_dir
@@ -47,9 +48,7 @@ def answer(memory: int, load_settings: Callable[[], Loaded]) -> dict[str, Any]:
             raise UselessError(f"the configuration has another data directory: {data_dir}")
         _load(image)
         _attach(image)
-        if image.topology.links:
-            raise UpgradeError("the broker is a node of a cluster")
-        found["moves_workers"] = image.moves_workers
+        found |= {"moves_workers": image.moves_workers, "moves_roles": image.moves_roles}
     except (UselessError, ConfigError) as error:
         found |= {"way": REFUSED, "reason": str(error)}
     except UpgradeError as error:

@@ -29,10 +29,9 @@ def enrolled(settings: Settings, signals: StopSignals) -> Enrolled | None:
     if (problem := missing_etcd(cluster, node.name)) is not None:
         raise StartError(problem)
     data_dir = settings.process.data_dir.resolve()
-    place = f"/{cluster.etcd.prefix.strip('/')}/{cluster.name}/"
     try:
         known, uuid = read_enrolled(data_dir), node_uuid(data_dir)
-        if known is not None and known.place == place:
+        if known is not None and known.place == cluster.place:
             if node.id not in (0, known.node_id):
                 raise StartError(f"node.id: must be {known.node_id}, as the core has allotted it, or 0, got {node.id}")
             return known

@@ -19,17 +19,20 @@ from typing import Any
 from zlib import crc32
 
 import cbor2
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from shardbroker import __version__
+from shardbroker.cluster.handshake import PROTO_MAX, PROTO_MIN
 from shardbroker.config import Loaded, Settings
 from shardbroker.config.listeners import Listener
 from shardbroker.journal.layout import FORMAT_VERSION
 from shardbroker.journal.schema import SCHEMA_VERSION
 from shardbroker.worker.handoff.protocol import FORMAT as HANDOFF
+from shardbroker.worker.handoff.protocol import FORMAT_OF_NODE as HANDOFF_OF_NODE
 from shm.channels import CHANNELS, dump_plain
 from shm.counters import HISTOGRAMS, NAMES
-from shm.layouts import LAYOUTS
+from shm.layouts import LAYOUTS, LAYOUTS_OF_NODE
+from shm.peers import in_memory
 from shm.roles import ROLES, Place, Role
 from shm.topology import ListenerSockets, Topology
 
@@ -68,11 +71,16 @@ class Image:
     """Of the program that wrote it."""
     moves_workers: bool
     """Whether workers of both programs understand each other's state."""
+    moves_roles: tuple[str, ...]
+    """Other roles whose processes do so."""
 
 
-def layouts() -> dict[str, int]:
-    """Returns the version of everything that processes of both programs have in shared memory, or send to each other."""
-    return LAYOUTS | {
+def layouts(is_node: bool = False) -> dict[str, int]:
+    """Returns the version of everything that processes of both programs have in shared memory, or send to each other.
+
+    is_node: the broker is a node of a cluster.
+    """
+    return LAYOUTS | (LAYOUTS_OF_NODE if is_node else {}) | {
         "names of counters": crc32(repr((NAMES, HISTOGRAMS)).encode()),
         "channels": crc32(repr([(one.name, one.sender, one.receiver, int(one.kind), one.shared) for one in CHANNELS]).encode()),
     }
@@ -80,7 +88,17 @@ def layouts() -> dict[str, int]:
 
 def formats() -> dict[str, int]:
     """Returns the versions of what outlasts a process."""
-    return {"journal": FORMAT_VERSION, "records of the journal": SCHEMA_VERSION, "hand-over": HANDOFF}
+    return {"journal": FORMAT_VERSION, "records of the journal": SCHEMA_VERSION, "hand-over": HANDOFF} | formats_of_roles(ROLES)
+
+
+def formats_of_roles(roles: Iterable[Role]) -> dict[str, int]:
+    """Returns the versions of what passes between a process and its successor, by role; no entry: its processes are restarted."""
+    return {role.name: role.moves for role in roles if role.moves}
+
+
+def formats_of_node() -> dict[str, int]:
+    """Returns the versions of what passes between a worker of a node and its successor, and between nodes."""
+    return {"hand-over": HANDOFF_OF_NODE, "link protocol": PROTO_MAX}
 
 
 def save(topology: Topology, kept: Mapping[str, Any], lock: int) -> int:
@@ -103,8 +121,9 @@ def written(topology: Topology, kept: Mapping[str, Any], lock: int) -> int:
     values = {
         "format": FORMAT,
         "version": __version__,
-        "layouts": layouts(),
+        "layouts": layouts(topology.links > 0),
         "formats": formats(),
+        **({"formats_of_node": formats_of_node()} if topology.links else {}),
         "roles": [role.name for role in ROLES],
         "kept": dict(kept),
         "lock": lock,
@@ -113,19 +132,18 @@ def written(topology: Topology, kept: Mapping[str, Any], lock: int) -> int:
         "places": [[one.role.name, one.role.inbox, one.number, one.slot, one.cores] for one in topology.places],
         "channels": topology.channels,
         "listeners": [
-            [one.name, one.number, one.settings.model_dump(), *(getattr(one, name) for name in OF_LISTENER)]
+            [one.name, one.number, _set(one.settings), *(getattr(one, name) for name in OF_LISTENER)]
             for one in topology.listeners
         ],
-        "settings": topology.settings.model_dump(),
+        "settings": _set(topology.settings),
     }
-    memory = os.memfd_create("supervisor", os.MFD_CLOEXEC)
-    try:
-        with os.fdopen(os.dup(memory), "wb") as file:
-            file.write(dump_plain(values))
-    except BaseException:
-        os.close(memory)
-        raise
-    return memory
+    return in_memory("supervisor", lambda file: file.write(dump_plain(values)))
+
+
+def _set(settings: BaseModel) -> dict[str, Any]:
+    """Returns what is not as by default: an earlier program does not know keys that were added since, and refuses the state only if
+    one of them is set."""
+    return settings.model_dump(exclude_defaults=True)
 
 
 def undo_save(topology: Topology, lock: int, memory: int) -> None:
@@ -178,7 +196,7 @@ def _image(values: Mapping[str, Any], loaded: Loaded | None, roles: Sequence[Rol
     for name in ("journal", "records of the journal"):
         if ours[name] < values["formats"][name]:
             raise UselessError(f"{name}: version {values['formats'][name]}, this program reads {ours[name]}")
-    known = layouts()
+    known = layouts("formats_of_node" in values)
     other = [name for name in sorted({*known, *values["layouts"]}) if known.get(name) != values["layouts"].get(name)]
     if other:
         raise UpgradeError(f"other layout in shared memory: {', '.join(other)}")
@@ -214,7 +232,21 @@ def _image(values: Mapping[str, Any], loaded: Loaded | None, roles: Sequence[Rol
         **plain,
     )
     moves = values["formats"]["hand-over"] == ours["hand-over"]
-    return Image(topology, values["kept"], values["lock"], values["version"], moves)
+    if topology.links:
+        moves = _compare_node(values.get("formats_of_node")) and moves
+    also = tuple(name for name, number in formats_of_roles(roles).items() if values["formats"].get(name) == number)
+    return Image(topology, values["kept"], values["lock"], values["version"], moves, also)
+
+
+def _compare_node(theirs: Mapping[str, int] | None) -> bool:
+    """Returns whether workers of a node of a cluster can move. Raises UpgradeError."""
+    if theirs is None:
+        raise UpgradeError("the running broker is a node of a cluster, and its version replaces no processes of one")
+    ours, spoken = formats_of_node(), theirs["link protocol"]
+    if not PROTO_MIN <= spoken <= PROTO_MAX:
+        versions = f"{PROTO_MIN}" if PROTO_MIN == PROTO_MAX else f"{PROTO_MIN} to {PROTO_MAX}"
+        raise UselessError(f"link protocol: other nodes speak version {spoken}, this program {versions}; stop all nodes to upgrade")
+    return theirs["hand-over"] == ours["hand-over"]
 
 
 def _places(rows: Iterable[Sequence[Any]], roles: Mapping[str, Role]) -> Iterator[Place]:

@@ -38,18 +38,21 @@ from shm.counters import Counters
 from shm.epochs import Epochs
 from shm.partitions import Division
 from shm.ring import Inbox
-from shm.roles import ROLES, Cores, Place, Role, lay_places
+from shm.roles import ROLES, WORKER, Cores, Place, Role, lay_places
 from shm.runtime import ROOT, find_runtime_dir, make_runtime_dir
-from shm.topology import PEER_INBOX, RETAINED_DIR, ROLES_FILE, Topology
+from shm.topology import PEER_INBOX, RETAINED_DIR, ROLES_FILE, LeftOver, Topology
 from shm.view import ViewSegment
 
 __all__ = [
     "UNKNOWN_WORKERS",
     "StartError",
+    "check_room",
     "chosen_cores",
     "chosen_weights",
+    "clear",
     "journals_written_by",
     "lay_out",
+    "lay_out_again",
     "lock_data_dir",
     "set_written_by",
     "tear_down",
@@ -127,11 +130,8 @@ def lay_out(
     data_dir = process.data_dir.resolve()
     instance = sha256(str(data_dir).encode()).hexdigest()[:12]
     killed = find_runtime_dir(instance)
-    worker_cores = chosen_cores("process.worker_cores", process.worker_cores, usable_cores) or usable_cores
-    acceptor_cores = chosen_cores("process.acceptor_cores", process.acceptor_cores, usable_cores)
-    places = lay_places(roles, settings, Cores(usable_cores, worker_cores, acceptor_cores))
+    places = _places_of(settings, usable_cores, roles)
     workers, acceptors = (sum(place.role.name == name for place in places) for name in ("worker", "acceptor"))
-    inboxes = sum(place.role.inbox for place in places)
     keeps = settings.durability.level != "none"
     left_over = set_aside(killed) if keeps and killed is not None else ()
     written_by = journals_written_by(data_dir) if keeps else 0
@@ -154,37 +154,104 @@ def lay_out(
             undo.callback(unlisten, listeners[-1])
         if held is not None:
             held.finish(settings.listeners)
-        try:
-            topology = Topology(
-                instance=instance,
-                runtime_dir=runtime_dir,
-                data_dir=data_dir,
-                places=places,
-                weights=weights,
-                ring_bytes=_ring_bytes(process.ring_size, inboxes, _size_of_shared()),
-                doorbells=tuple(_kept(undo, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)) for _ in range(inboxes)),
-                channels=_lay_channels(undo, places),
-                parse_listener=Listener.model_validate,
-                parse_settings=Settings.model_validate,
-                listeners=tuple(listeners),
-                settings=settings,
-                loaded=loaded,
-                written_by=written_by,
-                damage=_find_damage(data_dir, written_by),
-                left_over=left_over,
-                node_id=settings.node.id if node is None else node.node_id,
-                cluster_uuid=b"" if node is None else node.cluster,
-                node_name=settings.node.name,
-                **_lay_cluster(undo, settings, workers),
-            )
-            _create_shared(topology)
-            publish_rules(settings, runtime_dir)
-        except FileError as error:
-            raise StartError(str(error)) from None
-        except OSError as error:
-            raise StartError(f"cannot set up shared memory and descriptors: {error.strerror or error}") from None
+        node_fields = {
+            "node_id": settings.node.id if node is None else node.node_id,
+            "cluster_uuid": b"" if node is None else node.cluster,
+            **_lay_cluster(undo, settings, workers),
+        }
+        topology = _share(
+            undo, settings, places, instance=instance, runtime_dir=runtime_dir, data_dir=data_dir, weights=weights,
+            listeners=tuple(listeners), loaded=loaded, written_by=written_by, left_over=left_over, **node_fields,
+        )  # fmt: skip
         undo.pop_all()
     return topology
+
+
+def _share(undo: ExitStack, settings: Settings, places: tuple[Place, ...], **known: Any) -> Topology:
+    """Makes shared memory and channels for these places. Raises StartError."""
+    inboxes = sum(place.role.inbox for place in places)
+    try:
+        topology = Topology(
+            places=places,
+            ring_bytes=_ring_bytes(settings.process.ring_size, inboxes, _size_of_shared()),
+            doorbells=tuple(_kept(undo, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)) for _ in range(inboxes)),
+            channels=_lay_channels(undo, places),
+            parse_listener=Listener.model_validate,
+            parse_settings=Settings.model_validate,
+            settings=settings,
+            damage=_find_damage(known["data_dir"], known["written_by"]),
+            node_name=settings.node.name,
+            **known,
+        )
+        _create_shared(topology)
+        publish_rules(settings, topology.runtime_dir)
+    except FileError as error:
+        raise StartError(str(error)) from None
+    except OSError as error:
+        raise StartError(f"cannot set up shared memory and descriptors: {error.strerror or error}") from None
+    return topology
+
+
+def lay_out_again(before: Topology, settings: Settings, left_over: tuple[LeftOver, ...], usable_cores: list[int]) -> Topology:
+    """Creates what the processes share for another number of workers. Lock and public listeners are those of `before`, of which
+    clear() has removed everything else. No node of a cluster. Raises StartError; after it nothing new remains.
+    """
+    places = _places_of(settings, usable_cores)
+    with ExitStack() as undo:
+        try:
+            runtime_dir = find_runtime_dir(before.instance) or make_runtime_dir(before.instance)
+        except OSError as error:
+            raise StartError(f"no directory in shared memory: {error}") from None
+        undo.callback(cleanup, runtime_dir)
+        listeners = [one for one in before.listeners if not one.is_internal]
+        taken = {one.number for one in listeners}
+        for name, listener in inner_listeners(settings, runtime_dir).items():
+            number = next(number for number in range(LISTENERS_MAX) if number not in taken)
+            taken.add(number)
+            listeners.append(listen(name, number, listener, before.acceptors, is_internal=True))
+            undo.callback(unlisten, listeners[-1])
+        workers = sum(place.role.name == WORKER for place in places)
+        topology = _share(
+            undo, settings, places, instance=before.instance, runtime_dir=runtime_dir, data_dir=before.data_dir,
+            weights=chosen_weights(settings.process.worker_weights, workers), listeners=tuple(listeners), loaded=before.loaded,
+            written_by=journals_written_by(before.data_dir) if settings.durability.level != "none" else 0, left_over=left_over,
+            node_id=before.node_id,
+        )  # fmt: skip
+        undo.pop_all()
+    return topology
+
+
+def _places_of(settings: Settings, usable_cores: list[int], roles: Sequence[Role] = ROLES) -> tuple[Place, ...]:
+    process = settings.process
+    worker_cores = chosen_cores("process.worker_cores", process.worker_cores, usable_cores) or usable_cores
+    acceptor_cores = chosen_cores("process.acceptor_cores", process.acceptor_cores, usable_cores)
+    return lay_places(roles, settings, Cores(usable_cores, worker_cores, acceptor_cores))
+
+
+def check_room(settings: Settings, usable_cores: list[int]) -> None:
+    """Refuses rings that do not fit beside those in use. Raises StartError."""
+    inboxes = sum(place.role.inbox for place in _places_of(settings, usable_cores))
+    wanted = _ring_bytes(settings.process.ring_size, inboxes, _size_of_shared()) * inboxes**2
+    found = os.statvfs(ROOT)
+    free = found.f_frsize * found.f_bavail if found.f_blocks else sys.maxsize
+    if wanted > free:
+        rings = f"{inboxes**2} rings take {wanted >> 20} MB beside those in use, and {free >> 20} MB of {ROOT} are left"
+        raise StartError(f"process.ring_size: {rings}: use fewer workers or a smaller ring_size, or enlarge {ROOT}")
+
+
+def clear(topology: Topology) -> tuple[LeftOver, ...]:
+    """Removes shared memory, channels and internal listeners, which no process uses any more. The public listeners stay.
+
+    Returns rings with records of a worker that was killed.
+    """
+    is_kept = topology.settings.durability.level != "none" and _unread(topology)
+    left_over = set_aside(topology.runtime_dir) if is_kept else ()
+    cleanup(topology.runtime_dir)
+    for listener in topology.listeners:
+        if listener.is_internal:
+            unlisten(listener)
+    _close_pairs(topology)
+    return left_over
 
 
 def _lay_cluster(undo: ExitStack, settings: Settings, workers: int) -> dict[str, Any]:
@@ -276,7 +343,10 @@ def set_written_by(data_dir: Path, division: Division) -> None:
     write_number(journals / WORKERS_FILE, division.number, sync=True)
     for path in journals.iterdir():
         if path.name.isdecimal() and int(path.name) >= division.workers:
-            path.rename(journals / f"{path.name}.retired-{time.time_ns() // 10**9}")
+            second = time.time_ns() // 10**9
+            while (retired := journals / f"{path.name}.retired-{second}").exists():
+                second += 1  # the number of workers has changed twice in one second
+            path.rename(retired)
     sync_path(journals)
 
 
@@ -288,10 +358,14 @@ def tear_down(topology: Topology, keep_paths: bool = False) -> None:
     cleanup(topology.runtime_dir)
     for listener in topology.listeners:
         unlisten(listener, keep_paths)
-    for descriptor in topology.doorbells:
-        os.close(descriptor)
     if topology.link_socket >= 0:
         os.close(topology.link_socket)
+    _close_pairs(topology)
+
+
+def _close_pairs(topology: Topology) -> None:
+    for descriptor in topology.doorbells:
+        os.close(descriptor)
     for descriptor in {end for senders in topology.channels.values() for pairs in senders for pair in pairs for end in pair}:
         os.close(descriptor)
 

@@ -1,5 +1,6 @@
 """The process tree: start, watch, restart, drain."""
 
+import json
 import os
 import resource
 import signal
@@ -7,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -16,15 +18,26 @@ from multiprocess.connection import wait
 from shardbroker import __version__
 from shardbroker.config import Loaded, Settings
 from shardbroker.config.exposed import exposures
+from shardbroker.config.gateways import handoff_path, outer_listeners, state_file
 from shardbroker.logs.phrases import Line, log_line, print_line
 from shardbroker.supervisor.child import Child
 from shardbroker.supervisor.enrolment import enrolled
 from shardbroker.supervisor.greeting import greeting
 from shardbroker.supervisor.held import KEPT_PREFIX, HeldSockets, SocketStore, hand_over
 from shardbroker.supervisor.image import Image, UpgradeError, save, undo_save, written
-from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_written_by, tear_down, usable_cores
+from shardbroker.supervisor.layout import (
+    StartError,
+    clear,
+    lay_out,
+    lay_out_again,
+    lock_data_dir,
+    set_written_by,
+    tear_down,
+    usable_cores,
+)  # fmt: skip
 from shardbroker.supervisor.listeners import Listeners
 from shardbroker.supervisor.notify import LEAST_WATCHDOG_S, STATUS_S, Notifier, Watchdog
+from shardbroker.supervisor.resize import Arrivals, Departure, ResizeError, Wanted, wanted_of
 from shardbroker.supervisor.signals import StopSignals
 from shardbroker.supervisor.upgrade import CONTINUES, PASS_S, Trial, Upgrade, own_program, parts_of
 from shardbroker.worker.handoff.protocol import discard_successor, send_successor
@@ -32,7 +45,7 @@ from shm.cleanup import forget_left_over
 from shm.counters import Counters, ProcessState
 from shm.in_force import read_in_force
 from shm.requests import DRAINED, MOVED, answer, end_requests, take_request
-from shm.roles import ROLES, Role, load
+from shm.roles import MANAGER, ROLES, WORKER, Role, load
 from shm.runtime import distrusted
 from shm.topology import LeftOver, Topology
 
@@ -59,6 +72,8 @@ HANDED_OVER_S = 3.0
 """Longest wait for the end of a worker that has handed over everything, when the broker stops: it closes sockets and journal."""
 CHECKED_S = 60.0
 """How long the answer of an installed program holds."""
+FIRST = (WORKER, MANAGER)
+"""Roles that clients wait for after `ctl workers set`: the manager writes files that workers read when they serve."""
 READY_POLL_S = 0.02
 """Processes publish their state in shared memory, which cannot be waited on."""
 
@@ -94,6 +109,13 @@ class Supervisor:
         self._starts_afresh = False
         """The installed program starts instead of this one once all processes have ended."""
         self._handed: list[tuple[str, int]] = []
+        self._wanted: Wanted | None = None
+        """Another number of workers, to be set now."""
+        self._departure: Departure | None = None
+        """The workers before, until they have ended."""
+        self._arrivals: tuple[tuple[int, ...], ...] = ()
+        self._has_served = False
+        self._resize: dict[str, Any] = {"phase": "none"}
 
     def run(self) -> int:
         """Starts, watches and drains the processes; returns the exit code. Raises StartError."""
@@ -163,7 +185,10 @@ class Supervisor:
             while not self._signals.count and not self._starts_afresh:
                 self._watch(None if self._ready else READY_POLL_S)
                 if not self._ready and not self._signals.count:
-                    self._check_ready(topology)
+                    self._check_ready(self._listeners.topology)
+                if self._wanted is not None and not self._signals.count:
+                    self._set_workers(self._wanted)
+                    self._wanted = None
         finally:
             stopped_at = time.monotonic()
             self._inform(log_line("broker stops", pid=os.getpid(), longest=f"{self._longest_drain_s():g}s"))
@@ -203,8 +228,11 @@ class Supervisor:
         self._counters.set_state(child.slot, ProcessState.STARTING)
         if child.place.role.accepts:
             self._listeners.acceptor_starts(child.place.number)
+        topology = self._listeners.topology
+        if self._arrivals and child.place.role.name == WORKER:
+            topology = replace(topology, arrivals=self._arrivals)
         try:
-            child.start(self._signals, self._listeners.topology)
+            child.start(self._signals, topology)
             self._counters.note_start(child.slot, child.process.pid, time.time_ns() // 1_000_000)
         except OSError as error:
             self._counters.set_state(child.slot, ProcessState.DOWN)
@@ -232,8 +260,15 @@ class Supervisor:
         if request["verb"] in ("workers replace", "workers replacing"):
             answer(channel, self._replace(int(request["worker"]), request["verb"] == "workers replace"))
             return
+        if request["verb"] in ("workers set", "workers setting"):
+            problem, is_wrong = self._why_not_set(request) if request["verb"] == "workers set" else ("", False)
+            answer(channel, {"problem": problem, "is_wrong": is_wrong, "state": self._resize})
+            return
         if request["verb"].startswith("upgrade "):
             self._answer_upgrade(channel, request)
+            return
+        if request["verb"] in ("restart", "restart check"):
+            self._answer_restart(channel, request)
             return
         try:
             self._listeners.carry_out(request)
@@ -256,7 +291,7 @@ class Supervisor:
         return {"problem": problem and f"worker {worker} {problem}", "successor": 0 if successor is None else successor.pid}
 
     def _begin_replacement(self, child: Child) -> str:
-        """Returns why a worker is not replaced now, or an empty text."""
+        """Returns why a worker or a gateway is not replaced now, or an empty text."""
         if child.successor is not None:
             return "is being replaced already"
         if not self._ready:
@@ -266,11 +301,17 @@ class Supervisor:
         try:
             self._start_successor(child)
         except OSError as error:
-            return f"cannot be replaced: {error.strerror}"
+            return f"cannot be replaced: {error.strerror or error}"
         return ""
 
     def _start_successor(self, child: Child) -> None:
         topology = self._listeners.topology
+        if child.place.role.name != WORKER:
+            kind = child.place.role.name.removeprefix("gateway-")
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as end:
+                end.connect(str(handoff_path(topology.runtime_dir, kind, child.place.number)))
+                child.start_successor(self._signals, replace(topology, predecessor=(end.fileno(), -1)), REPLACE_S)
+            return
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             (channel,) = topology.receiving_ends("successions", child.place.number)
@@ -283,8 +324,9 @@ class Supervisor:
 
     def _promote(self, child: Child) -> None:
         """The process of a worker has ended, and its successor is there: it has everything, or ends as soon as it notices."""
-        (channel,) = self._listeners.topology.receiving_ends("successions", child.place.number)
-        discard_successor(channel)
+        if child.place.role.name == WORKER:
+            (channel,) = self._listeners.topology.receiving_ends("successions", child.place.number)
+            discard_successor(channel)
         level, text = child.promote()
         _log(text, level)
         self._counters.note_start(child.slot, child.process.pid, time.time_ns() // 1_000_000)
@@ -301,6 +343,107 @@ class Supervisor:
             self._promote(child)
         else:
             self._bury(child)
+
+    # --- another number of workers --------------------------------------------------------------------------------------------
+
+    def _why_not_set(self, request: dict[str, Any]) -> tuple[str, bool]:
+        """Returns why the number of workers is not changed, or an empty text: it is about to be; and whether the request is wrong,
+        or comes at the wrong moment."""
+        if busy := self._why_no_upgrade():
+            return busy, False
+        topology = self._listeners.topology
+        try:
+            _, settings = read_in_force(topology)
+            wanted = wanted_of(topology, settings, request["workers"], request["weights"], usable_cores())
+        except ResizeError as error:
+            return str(error), True
+        if pumping := next(((child, reason) for child in self._children if (reason := self._why_left(child))), None):
+            return f"{pumping[0].title}: {pumping[1]}", False
+        configured = self._settings.process
+        self._wanted = wanted
+        self._resize = {
+            "phase": "moving", "problem": "", "workers": wanted.division.workers,
+            "weights": wanted.weights, "before": topology.workers, "connections": 0,
+            "configured": str(configured.workers), "configured_weights": configured.worker_weights,
+        }  # fmt: skip
+        return "", False
+
+    def _set_workers(self, wanted: Wanted) -> None:
+        """Replaces all processes; the connections stay. Raises StartError if shared memory cannot be laid out again."""
+        topology = self._listeners.topology
+        numbers = {"before": topology.workers, "workers": wanted.division.workers}
+        self._inform(log_line("workers change", **numbers, weights=wanted.weights))
+        workers = [child for child in self._children if child.place.role.name == WORKER]
+        clients = [child for child in self._children if child.place.role.accepts or child.place.role.name.startswith("gateway-")]
+        departure = Departure(workers, topology, self._counters, self._notifier.alive)
+        try:
+            if any(child.process is None or self._counters.state(child.slot) != ProcessState.READY for child in workers):
+                raise ResizeError("a worker does not serve")
+            for child in clients:
+                if child.process is not None and child.place.role.accepts:
+                    child.terminate()
+            self._end_in_order([child for child in clients if child.process is not None])
+            departure.rest(lambda: self._signals.count > 0)
+            self._resize["connections"] = departure.part(wanted.division)
+        except ResizeError as error:
+            departure.go_on()
+            self._resize |= {"phase": "failed", "problem": str(error)}
+            _log(log_line("workers not changed", **numbers, reason=error))
+            for child in clients if not self._signals.count else ():
+                if child.process is None:
+                    self._start(child)
+            return
+        departure.close()
+        self._departure = departure
+        (requests,) = topology.receiving_ends("requests")
+        end_requests(requests)  # or the manager would wait for an answer and not end in time
+        others = [child for child in self._children if child not in workers and child.process is not None]
+        self._end_in_order(others)
+        self._follow(topology, wanted)
+
+    def _follow(self, before: Topology, wanted: Wanted) -> None:
+        """Starts the processes that follow; those before have ended, but for the workers, which wait with their connections.
+
+        Raises StartError."""
+        assert self._departure is not None
+        _, in_force = read_in_force(before)  # with what was set until the manager ended
+        settings = wanted.applied_to(in_force)
+        roles, stopped = {child.place.role.name for child in self._children}, self._listeners.kept()
+        left_over = clear(before)
+        # All that is left, should the next step fail.
+        self._listeners.topology = replace(before, channels={"requests": ()}, doorbells=())
+        try:
+            topology = lay_out_again(before, settings, left_over, usable_cores())
+        except StartError as error:
+            _log(log_line("workers not changed", before=before.workers, workers=settings.process.workers, reason=error))
+            self._resize |= {"phase": "failed", "problem": str(error)}
+            topology = lay_out_again(before, in_force, left_over, usable_cores())
+            self._departure.part_again(topology.division)
+        self._counters = Counters.attach(topology.counters_name)
+        self._listeners = Listeners(topology, self._counters, self._running_acceptors)
+        self._listeners.restore(stopped)
+        self._ready, self._beats, self._upgrade, self._found_at = False, {}, None, -inf
+        listeners = [one.settings for one in topology.listeners]
+        self._children = [
+            Child(place)
+            for place in topology.places
+            if place.role.name in roles or place.role.is_needed(topology.settings, listeners)
+        ]
+        try:
+            arrivals = Arrivals(before.workers, topology.workers)
+        except OSError as error:
+            raise StartError(f"no pairs between the workers before and those that follow: {error.strerror}") from None
+        self._departure.give(arrivals)
+        arrivals.close_before()
+        self._arrivals = arrivals.for_topology()
+        workers = [child for child in self._children if child.place.role.name == WORKER]
+        for child in workers:
+            self._start(child)
+        self._arrivals = ()
+        arrivals.close()
+        for child in self._children:
+            if child not in workers:
+                self._start(child)
 
     # --- upgrade --------------------------------------------------------------------------------------------------------------
 
@@ -325,11 +468,23 @@ class Supervisor:
             self._upgrade = Upgrade(__version__, parts, {}, problem, ended=True)  # here only if there was no execve
             _log(log_line("upgrade not begun", reason=problem))
 
+    def _answer_restart(self, channel: int, request: dict[str, Any]) -> None:
+        """Drains the broker and starts it again with all sources of its settings; `restart check`: answers whether it would."""
+        problem = self._why_no_upgrade()
+        answer(channel, {"problem": problem})
+        if not problem and request["verb"] == "restart":
+            self._inform(log_line("broker starts again", reason=request["reason"]))
+            self._starts_afresh = True
+
     def _why_no_upgrade(self) -> str:
         if not self._ready:
             return "not every process of the broker is ready"
         if self._trial is not None or (self._upgrade is not None and not self._upgrade.ended):
             return "an upgrade, or a check for one, is under way"
+        if self._wanted is not None:
+            return "the number of workers is being changed"
+        if self._departure is not None:
+            return "workers that were replaced have not ended yet"
         if self._left_over:
             return "rings of a killed broker are still being read; try again in a few seconds"
         if self._reload_until < inf or self._signals.reload:
@@ -350,6 +505,17 @@ class Supervisor:
             return ""
         count = self._listeners.pumped(child.place.number)
         return f"{count} TLS connections stay in it, and would end" if count else ""
+
+    def _stays_behind(self, child: Child) -> str:
+        """Returns which clients of a gateway are disconnected though its process is moved."""
+        topology, kind = self._listeners.topology, child.place.role.name.removeprefix("gateway-")
+        _, settings = read_in_force(topology)
+        secure = {id for own, _, id, one in outer_listeners(settings) if own == kind and one.secure}
+        count = 0
+        with suppress(OSError, ValueError, LookupError, TypeError):  # not recorded yet, or by another version
+            rows = json.loads(state_file(topology.runtime_dir, kind, child.place.number).read_bytes())["listeners"]
+            count = sum(int(row["current_connections"]) for row in rows if row["id"] in secure)
+        return f"{count} clients over DTLS are disconnected: OpenSSL gives the keys of none of them away" if count else ""
 
     def _kept(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Returns what a program that continues this one needs besides the topology."""
@@ -375,7 +541,10 @@ class Supervisor:
     def _look_at_upgrade(self) -> None:
         if self._trial is not None and (found := self._trial.answer()) is not None:
             self._trial = None
-            self._found = {**found, "parts": parts_of(self._children, bool(found.get("moves_workers")), self._why_left)}
+            parts = parts_of(
+                self._children, bool(found.get("moves_workers")), found.get("moves_roles", ()), self._why_left, self._stays_behind
+            )  # fmt: skip
+            self._found = {**found, "parts": parts}
             self._found_at = time.monotonic()
         if self._upgrade is not None and not self._upgrade.ended:
             process = self._settings.process
@@ -415,7 +584,7 @@ class Supervisor:
         self._listeners.restore(kept["stopped"])
         pids = {child.slot: child.process.pid for child in self._children if child.process is not None}
         self._upgrade = Upgrade(image.version, kept["parts"], pids)
-        self._ready = True
+        self._ready = self._has_served = True
         self._inform(log_line("upgrade continues", before=image.version, version=__version__, processes=len(pids)))
         self._warn_of_exposures()
         self._tell_ready()
@@ -451,7 +620,14 @@ class Supervisor:
         sentinels = {child.process.sentinel: child for child in self._children if child.process is not None}
         successors = {child.successor.sentinel: child for child in self._children if child.successor is not None}
         (requests,) = self._listeners.topology.receiving_ends("requests")
-        ended = wait([*sentinels, *successors, self._signals, requests], timeout_s)
+        departed = [] if self._departure is None else self._departure.sentinels
+        ended = wait([*sentinels, *successors, *departed, self._signals, requests], timeout_s)
+        if self._departure is not None:
+            self._departure.look()
+            if not self._departure.workers:
+                self._departure = None
+        if not self._ready and self._has_served:
+            self._notifier.alive()
         if self._signals.count:
             return  # children may have got the signal as well: those ends are not deaths
         if self._signals.reload:
@@ -540,29 +716,41 @@ class Supervisor:
     def _give_up_on(self, child: Child) -> None:
         """Ends a start that fails repeatedly. Once the broker has served, a process that cannot start is retried for ever, while
         the others continue."""
-        if not self._ready and child.failed_starts >= START_ATTEMPTS:
+        if not self._has_served and child.failed_starts >= START_ATTEMPTS:
             raise StartError(f"{child.title} failed {child.failed_starts} times before it was ready; see the log lines above")
 
     def _check_ready(self, topology: Topology) -> None:
         waiting = [child for child in self._children if self._counters.state(child.slot) != ProcessState.READY]
+        if not waiting or (self._has_served and not any(child.place.role.name in FIRST for child in waiting)):
+            self._let_workers_serve(topology)
         if not waiting:
             self._ready = True
-            if self._settings.durability.level != "none":
-                self._note_workers(topology)
-            self._counters.serve()
             self._left_over, self._forget_at = topology.left_over, time.monotonic() + LEFT_OVER_S
-            for doorbell in topology.doorbells:
-                os.eventfd_write(doorbell, 1)
             self._warn_of_exposures()
             addresses = ", ".join(listener.address for listener in self._listeners.public)
             processes = f"workers {topology.workers}, acceptors {topology.acceptors}"
             print(f"shardbroker {__version__} ready: {addresses}, {processes}, pid {os.getpid()}", flush=True)
-            for line in greeting(self._settings, [(one.name, one.address, one.settings) for one in self._listeners.public]):
-                self._inform(line)
+            if self._resize["phase"] == "moving":
+                self._resize["phase"] = "done"
+                numbers = {"before": self._resize["before"], "workers": topology.workers}
+                self._inform(log_line("workers changed", **numbers, connections=self._resize["connections"]))
+            if not self._has_served:
+                for line in greeting(self._settings, [(one.name, one.address, one.settings) for one in self._listeners.public]):
+                    self._inform(line)
+            self._has_served = True
             self._tell_ready()
             self._store.follow(self._listeners.public)
         for child in waiting:
             self._look_for_progress(child)
+
+    def _let_workers_serve(self, topology: Topology) -> None:
+        if self._counters.serving:
+            return
+        if self._settings.durability.level != "none":
+            self._note_workers(topology)
+        self._counters.serve()
+        for doorbell in topology.doorbells:
+            os.eventfd_write(doorbell, 1)
 
     def _warn_of_exposures(self) -> None:
         """Logs each exposure once, until it is removed."""
@@ -600,6 +788,8 @@ class Supervisor:
             if beat != before and now >= self._status_due:
                 self._notifier.starting("recovering sessions", NO_PROGRESS_S)
                 self._plan_status()
+        elif now - since > NO_PROGRESS_S and self._has_served:
+            child.kill()
         elif now - since > NO_PROGRESS_S:
             raise StartError(f"{child.title} made no progress for {NO_PROGRESS_S:g} s before it was ready")
 
@@ -615,16 +805,22 @@ class Supervisor:
 
     def _drain(self) -> None:
         """Stops accepting clients, then ends the roles in their order."""
-        process = self._settings.process
-        (requests,) = self._listeners.topology.receiving_ends("requests")
         self._end_replacements()
-        end_requests(requests)  # or the manager would wait for an answer and not end in time
+        if self._departure is not None:
+            self._departure.end()
+        for requests in self._listeners.topology.receiving_ends("requests"):
+            end_requests(requests)  # or the manager would wait for an answer and not end in time
         accepting = [child for child in self._children if child.place.role.accepts and child.process is not None]
         for child in accepting:
             child.terminate()
         self._await_no_more_clients(accepting)
+        self._end_in_order([child for child in self._children if child.process is not None])
+
+    def _end_in_order(self, children: Sequence[Child]) -> None:
+        """Ends processes, the roles in their order; those that accept are ending already."""
+        process = self._settings.process
         for order in sorted({role.drain_order for role in self._roles}):
-            group = [child for child in self._children if child.place.role.drain_order == order and child.process is not None]
+            group = [child for child in children if child.place.role.drain_order == order]
             for child in group:
                 if not child.place.role.accepts:
                     child.terminate()

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,19 +57,33 @@ def own_program() -> list[str]:
     return [sys.executable, *arguments[1:]]
 
 
-def parts_of(children: Sequence[Child], moves_workers: bool, stays: Callable[[Child], str]) -> list[dict[str, Any]]:
-    """Returns what would happen with each process, in the order of an upgrade. stays: why a process has to be left, or empty."""
+def parts_of(
+    children: Sequence[Child], moves_workers: bool, moves_roles: Container[str], stays: Callable[[Child], str],
+    stays_behind: Callable[[Child], str],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Returns what would happen with each process, in the order of an upgrade.
+
+    moves_roles: roles besides workers whose processes hand over their state; stays: why a process has to be left, or empty;
+    stays_behind: which clients of a process are disconnected though it is moved, or empty."""
     parts = []
     for child in sorted(children, key=_turn):
-        way, reason = RESTARTED, ""
+        way, reason, disconnects = RESTARTED, "", False
         if child.place.role.name == WORKER:
             way = MOVED if moves_workers else DRAINED
             reason = "" if moves_workers else "the installed version has another format of the hand-over"
         elif child.place.role.name.startswith("gateway-"):
-            way, reason = DRAINED, "clients of a gateway are connected to its process"
+            if not child.place.role.moves:
+                way, reason = DRAINED, "clients of this gateway are connected to its process, which has no hand-over"
+            elif child.place.role.name not in moves_roles:
+                way, reason = DRAINED, "the installed version has another format of the hand-over"
+            else:
+                way, reason = MOVED, stays_behind(child)
+                disconnects = bool(reason)
         elif problem := stays(child):
             way, reason = LEFT, problem
-        parts.append({"part": child.title, "slot": child.slot, "way": way, "reason": reason, "state": WAITS})
+        parts.append({
+            "part": child.title, "slot": child.slot, "way": way, "reason": reason, "state": WAITS, "disconnects": disconnects,
+        })  # fmt: skip
     return parts
 
 
@@ -164,7 +178,7 @@ class Upgrade:
     ) -> None:  # fmt: skip
         """Proceeds with the current part.
 
-        replace: starts a successor of a worker, and returns a problem or an empty text; stays: as of parts_of().
+        replace: starts a successor of a process, and returns a problem or an empty text; stays: as of parts_of().
         """
         now = time.monotonic()
         by_slot = {child.slot: child for child in children}

@@ -11,6 +11,7 @@ from shardbroker.worker.intake cimport Intake
 from shardbroker.worker.memory cimport MemoryWatch
 from shardbroker.worker.one_pass cimport Worker
 from shardbroker.worker.outlets cimport RingOutlets
+from shardbroker.worker.push_back cimport PushBack
 from shardbroker.worker.rates cimport Quotas
 from shardbroker.worker.reporter cimport Reporter
 from shardbroker.worker.router cimport Router
@@ -74,6 +75,7 @@ def assemble(
     worker.turn = Turn(router, rings, worker.durability)
     worker.backpressure = Backpressure(router, worker.turn, rings, memory)
     worker.inlets = Inlets(router, rings, worker.durability, worker.backpressure, inbox, counters.histogram(number, "ring.hop_us"))
+    worker.push_back = PushBack(router, rings, worker.inlets, settings)
     worker.command_queue = CommandQueue(router, worker.durability, worker.inlets)
     worker.intake = Intake(router, worker.turn, Quotas(counters, settings.mqtt.limiter))
     worker.access_checks = AccessChecks(router, worker.turn, counters)

@@ -4,6 +4,7 @@
     STOP_MEMORY    memory is short; it fills queues most       PAUSE_MS after the last report of any worker
     STOP_DISK      its session stays, the disk refuses         when the disk takes writes again
     STOP_RATE      it has sent more than its listener allows   when its bucket has leaked
+    STOP_HELD      its acknowledgements wait for full queues          when these have room (PushBack), after mqtt.push_back_timeout
     STOP_OUTPUT    it does not read what it has asked for      when its output has gone (Connection.flush)
     STOP_ACCESS    authorization is pending                    with the answer (Channel.resume_reading)
 """

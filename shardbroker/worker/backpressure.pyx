@@ -7,7 +7,7 @@ from libc.string cimport memset
 
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport CLOSING
-from shardbroker.worker.connection cimport STOP_DISK, STOP_MEMORY, STOP_RATE, STOP_RING, Connection
+from shardbroker.worker.connection cimport STOP_DISK, STOP_HELD, STOP_MEMORY, STOP_RATE, STOP_RING, Connection
 from shm.counters cimport OVERLOAD_PUBLISHERS_PAUSED
 from shm.posix cimport EPOLLIN
 from shm.records cimport RECORD_PAUSE, RecordHeader
@@ -69,7 +69,7 @@ cdef class Backpressure:
             if connection.fd >= 0 and connection.rates.stopped_until_ms > self.router.now_ms:
                 self.turn.limited.append(connection)
             else:
-                connection.paused = (connection.stops & STOP_MEMORY) != 0
+                connection.paused = connection.stops & (STOP_MEMORY | STOP_HELD) != 0
                 connection.read_again(STOP_RATE)
         return 0
 
@@ -96,7 +96,7 @@ cdef class Backpressure:
                 if connection.paused_until_ms > self.router.now_ms and connection.fd >= 0:
                     self.turn.paused.append(connection)
                 else:
-                    connection.paused = connection.stops & (STOP_DISK | STOP_RATE) != 0
+                    connection.paused = connection.stops & (STOP_DISK | STOP_RATE | STOP_HELD) != 0
                     connection.read_again(STOP_MEMORY)
         return 0
 
@@ -134,6 +134,6 @@ cdef class Backpressure:
         cdef list unread = self.turn.unread
         self.turn.unread = []
         for connection in unread:
-            connection.paused = connection.stops & STOP_MEMORY != 0
+            connection.paused = connection.stops & (STOP_MEMORY | STOP_HELD) != 0
             connection.read_again(STOP_DISK)
         return 0

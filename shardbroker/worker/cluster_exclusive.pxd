@@ -64,6 +64,9 @@ cdef class ClusterExclusive:
 
     # Takes rows of the table, and subscriptions of the sessions that were recovered.
     cdef int restore(self) except -1
+    # For the process that replaces the worker, in place of `restore`.
+    cdef dict image(self)
+    cdef int take_image(self, dict image) except -1
     # The session has its exclusive subscriptions from elsewhere: they are claimed, or end.
     cdef int bring(self, Session session) except -1
     # The session is stale: another one of its client is served.

@@ -12,7 +12,9 @@ from contextlib import suppress
 import cbor2
 
 from shardbroker.cluster.claims import CLAIM_MS, EXCLUSIVE, TAKE_MS, exclusive_holding
+from shardbroker.cluster.messages import Key
 from shardbroker.cluster.outputs import Accepted, Create, EndSession, Rejected
+from shardbroker.cluster.plain import from_plain, records_of, to_plain
 from shardbroker.cluster.registry import filter_key
 from shardbroker.logs.phrases import log_line
 from shardbroker.stores.exclusive import Claim, ExclusiveTableFull
@@ -42,6 +44,8 @@ PAGE = 1_000
 BUSY = 0x89
 """Reason of an answer: nothing is known of another client, and the same WANT may be granted later."""
 WANT, ANSWER, LOST = 1, 2, 3
+RECORDS = records_of(Key)
+"""What an image has."""
 
 
 cdef class Want:
@@ -95,6 +99,35 @@ cdef class ClusterExclusive:
                     self.fresh[row.filter] = self.router.now_ms + FRESH_MS
         for session in self.router.sessions.values():
             self.bring(session)
+        return 0
+
+    # --- the process that replaces this one -----------------------------------------------------------------------------------
+
+    cdef dict image(self):
+        """Returns everything that is not in the table as plain values. No SUBSCRIBE waits."""
+        cdef Want want
+        return {
+            "wanted": [
+                [want.session, want.filter, want.ticket, want.reason, want.due_ms] for want in self.wanted.values() if not want.ends_ms],
+            "brought": [list(one) for one in self.brought], "last_ticket": self.last_ticket, "last_number": self.last_number,
+            "of_filters": to_plain([self.pending, self.claiming, self.held, self.fresh, self.lost]),
+        }
+
+    cdef int take_image(self, dict image) except -1:
+        cdef Want want
+        self.table = self.router.exclusive.owners
+        if self.table is None:
+            return 0
+        self.router.exclusive.cluster = self
+        self.last_ticket, self.last_number = image["last_ticket"], image["last_number"]
+        self.pending, self.claiming, self.held, self.fresh, self.lost = from_plain(image["of_filters"], RECORDS)
+        self.uids = {uid: key for key, (_, uid) in self.held.items()}
+        self.brought = deque([tuple(one) for one in image["brought"]])
+        for session, filter, ticket, reason, due_ms in image["wanted"]:
+            want = Want.__new__(Want)
+            want.session, want.filter, want.ticket, want.reason, want.due_ms = session, filter, ticket, reason, due_ms
+            self.wanted[(session, filter)] = self.tickets[ticket] = want
+            self.wanted_bytes += <uint64_t>len(filter)
         return 0
 
     # --- worker of the client -----------------------------------------------------------------------------------------------

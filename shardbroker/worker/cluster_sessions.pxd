@@ -29,6 +29,8 @@ cdef class ClusterSessions(SessionClaims):
     cdef bytes cluster                     # uuid of the cluster, key of the hashes of client ids
     cdef readonly ClusterExclusive exclusive
     cdef bint started                      # `restore` was called
+    cdef readonly bint listening           # messages of nodes are taken; not while another process replaces the worker
+    cdef uint64_t paused_ms                # since when not
     cdef dict gone                         # session key -> Session: MOVING, STALE and GONE
     # CONNECTs that wait
     cdef readonly dict waiting             # ticket -> (channel, packet, client id, bytes)
@@ -47,6 +49,7 @@ cdef class ClusterSessions(SessionClaims):
     cdef uint64_t linked_ms                # since when all seeds are linked; 0: one is missing
     cdef bint merging                      # deliveries are those of TAIL, which are in `seen` already
 
+    cdef int take_image(self, dict image) except -1
     cdef object key_of(self, bytes client_id)
     cdef int perform(self, object outputs) except -1
     cdef int carry_out(self, object output) except -1

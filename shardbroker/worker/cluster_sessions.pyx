@@ -10,7 +10,7 @@ from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.session.journaling cimport ENDED_MOVED_TO_NODE
 from shardbroker.session.mqueue cimport MQueue
-from shardbroker.session.place cimport GONE, MOVING, NOT_TAKEN, OWNED, STALE, TAKEN, TAKEN_BEHIND, Place, seen_id
+from shardbroker.session.place cimport GONE, MOVING, NOT_TAKEN, OWNED, STALE, TAKEN, TAKEN_BEHIND, Place, message_id, seen_id
 from shardbroker.session.session cimport Session
 from shardbroker.worker.authorization cimport Authorization
 from shardbroker.worker.channel cimport Channel
@@ -80,13 +80,15 @@ cdef enum:
 cdef class ClusterSessions(SessionClaims):
     """router: of the worker, whose sessions are all known once `restore` is called. link: the end of the channel to link-0.
     create_core: LateQueues -> shardbroker.cluster.sessions.NodeSessions. cluster: uuid of the cluster. workers: worker of each
-    partition, None: this one of all."""
+    partition, None: this one of all. lags: returns whether messages of other nodes may be missing here, None: never."""
 
-    def __init__(self, Router router not None, link, create_core, bytes cluster not None, workers=None):
+    def __init__(self, Router router not None, link, create_core, bytes cluster not None, workers=None, lags=None):
         self.router = router
         self.link = link
         self.cluster = cluster
         self.core = create_core(self)
+        if lags is not None:
+            self.core.claims.lags = lags
         self.gone = {}
         self.waiting = {}
         self.tickets = {}
@@ -94,14 +96,15 @@ cdef class ClusterSessions(SessionClaims):
         self.changed = set()
         self.noting = {}
         self.doubted = {}
-        self.watching = True
+        self.watching = self.listening = True
         self.to_sweep = []
         self.exclusive = ClusterExclusive(router, self.core, cluster, workers, self.run, self.post)
         router.claims = self
         router.passed = PassedIds()        # recovery fills it
 
-    def restore(self) -> None:
-        """Takes the sessions that were recovered."""
+    def restore(self, image=None) -> None:
+        """Takes the sessions that were recovered. image: of the process that this one has replaced, see `image`. Raises KeyError, TypeError,
+        ValueError, struct.error."""
         cdef Session session
         cdef Place place
         now_ms, last = self.router.now_ms, 0
@@ -113,7 +116,7 @@ cdef class ClusterSessions(SessionClaims):
                 session.place = Place()
             place = session.place
             holding = Holding(
-                key, session.key, session.client_id.decode(), place.generation, place.stamp, state=SessionState(place.state),
+                key, session.key, session.client_id.decode(), place.generation, place.stamp, session.link is not None, SessionState(place.state),
                 clean_stamp=place.clean_stamp, peer=0 if place.state == OWNED else place.peer, granted=place.granted,
                 heir=place.peer if place.state == STALE else 0, merged=place.merged)
             self.core.claims.restore(holding, now_ms)
@@ -126,13 +129,90 @@ cdef class ClusterSessions(SessionClaims):
                 continue
             self.gone[session.key] = session
             self.set_apart(session)
-            if place.state == MOVING:
+            if place.state == MOVING and image is None:
                 # Its links are not known yet: without this pause it would be served again beside the session of the other node.
                 holding.deadline_ms = now_ms + ACK_MS
                 place.given = set()
         self.core.clock.last = max(self.core.clock.last, last)
-        self.exclusive.restore()
+        if image is None:
+            self.exclusive.restore()
+        else:
+            self.take_image(image)
         self.started = True
+
+    # --- the process that replaces this one -----------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Does what a pass does, before the worker is replaced: clients are not read, and nodes only until `stop_listening`."""
+        if self.listening:
+            self.core.claims.refuses_offers = True
+            self.receive()
+        self.due()
+
+    def reason_to_wait(self) -> str:
+        """Returns what has to end before the worker can be replaced; empty: nothing."""
+        if self.listening and self.waiting:
+            return "a session of another node"
+        if self.core.claims.is_holding:
+            return "the messages that another node still has for a session"
+        return "the disk" if self.outgoing else ""
+
+    def stop_listening(self) -> None:
+        """Leaves what nodes send to the next process. Claims of clients that have no session yet go on there without them."""
+        self.listening = False
+        self.paused_ms = self.router.now_ms
+        self.link.pause()
+
+    def listen_again(self) -> None:
+        """Takes messages of nodes again: the next process has ended, or is this one."""
+        if not self.listening:
+            self.listening = True
+            self.core.shift(self.router.now_ms - self.paused_ms)
+            self.link.resume()
+
+    def image(self) -> dict:
+        """Returns as plain values what neither the journal nor the records of a hand-over have; for `restore`."""
+        cdef Session session
+        cdef Place place
+        cdef list places = []
+        for session in self.router.by_key.values():
+            place = session.place
+            if place is not None and (place.to_release or place.asked or place.released or place.given is not None):
+                to_release = place.to_release + place.asked            # the next process asks again
+                places.append([session.key, to_release, place.released, None if place.given is None else [*place.given]])
+        return {
+            "core": self.core.image(), "channel": self.link.image(), "exclusive": self.exclusive.image(), "places": places,
+            "doubted": [*self.doubted], "changed": [*self.changed], "linked_ms": self.linked_ms, "passed": self.router.passed.ids(),
+            "last_ticket": self.last_ticket, "redirect": self.router.redirect, "paused_ms": self.paused_ms,
+        }
+
+    cdef int take_image(self, dict image) except -1:
+        cdef Session session
+        cdef Place place
+        cdef uint64_t id_high = 0, id_low = 0
+        self.core.take_image(image["core"])
+        self.exclusive.take_image(image["exclusive"])
+        self.linked_ms, self.last_ticket, self.router.redirect = image["linked_ms"], image["last_ticket"], image["redirect"]
+        for session in self.router.by_key.values():
+            place = session.place
+            if place is not None and place.state == OWNED and place.seen is None:
+                place.watched = not self.linked_ms
+        for key, to_release, released, given in image["places"]:
+            session = self.router.by_key.get(key)
+            if session is not None and session.place is not None:
+                place = session.place
+                place.to_release, place.released, place.given = to_release, released, None if given is None else set(given)
+        for one in image["passed"]:
+            message_id(one, &id_high, &id_low)
+            self.router.passed.note(id_high, id_low)
+        self.doubted = {key: self.router.by_key[key] for key in image["doubted"] if key in self.router.by_key}
+        self.changed = {key for key in image["changed"] if key in self.gone}
+        self.link.take_image(image["channel"])
+        self.listening = False
+        self.paused_ms = image["paused_ms"]
+        self.router.read_clock()
+        self.listen_again()
+        return 0
 
     cdef object key_of(self, bytes client_id):
         """Returns the key of a client id, or None: it is not UTF-8, and its session never moves."""
@@ -455,7 +535,7 @@ cdef class ClusterSessions(SessionClaims):
         """Takes a client that returns. It may come from another session of its id: one that was merged into this one, or one that
         is not known here yet."""
         cdef Place place = session.place
-        place.released = False             # what was released on the former connection is not answered on this one
+        place.connected()
         if not place.mixed:
             if self.core.claims.is_settled(self.router.now_ms):
                 return 0
@@ -470,7 +550,8 @@ cdef class ClusterSessions(SessionClaims):
             return 0
         for session in self.doubted.values():
             if not session.place.mixed:
-                session.place.to_release = 0
+                session.place.to_release = session.place.asked = session.place.answered = 0
+                session.pump()
         self.doubted.clear()
         return 0
 
@@ -623,7 +704,7 @@ cdef class ClusterSessions(SessionClaims):
 
     def routed(self, key) -> None:
         """Takes the moment at which the peers have the routes of an imported session."""
-        self.perform(self.core.deliver(self.core.claims.routed(key), self.router.now_ms, self.router.now_ms))
+        self.perform(self.core.deliver(self.core.claims.routed(key, self.router.now_ms), self.router.now_ms, self.router.now_ms))
 
     cdef object enter_subscriptions(self, Session session):
         """Makes the subscriptions of an image those of this worker. Exclusive ones are claimed behind it."""

@@ -10,12 +10,14 @@ do.
 import os
 
 from cpython.bytes cimport PyBytes_GET_SIZE
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from shardbroker.journal.writer cimport Writer
 from shardbroker.mqtt.spec cimport QUOTA_EXCEEDED
 from shardbroker.pubsub.message cimport Message, Publication, make_message
 from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_RETAIN_AS_PUBLISHED, OPTION_RETAIN_HANDLING, Subscription, SubscriptionTable
+from shardbroker.session.delivery cimport AWAITING_PUBACK, AWAITING_PUBCOMP, AWAITING_PUBREC, DONE, Delivery, DeliveryRing
+from shardbroker.session.mqueue cimport MQueue
 from shardbroker.session.session cimport Session
 from shardbroker.worker.features.delayed cimport id_of
 from shardbroker.worker.deferred cimport Deferred
@@ -47,6 +49,15 @@ PAGE_BYTES = 1 << 18
 
 DELAYED_PAGE = 500
 """Most delayed messages in one answer."""
+
+MESSAGES_MAX = 500
+"""Most messages of a session in one answer."""
+
+SEARCHED_MAX = 10_000
+"""Most places of a queue that are searched for the last message of the answer before: as many may have been delivered since."""
+
+STATES = {AWAITING_PUBACK: "puback", AWAITING_PUBREC: "pubrec", AWAITING_PUBCOMP: "pubcomp"}
+"""What a message of the inflight window waits for."""
 
 SUBSCRIBERS_MAX = 10_000
 """Most subscribers of one filter in one answer."""
@@ -165,6 +176,85 @@ def describe_many(Worker worker, dict args) -> list[dict[str, Any] | None]:
     """Returns the state of the session of each of `clients`; None for a client without a session."""
     sessions = worker.router.sessions
     return [describe(worker, {"client_id": one}) if sessions.get(one) is not None else None for one in args["clients"]]
+
+
+@command("session queue")
+def queued(Worker worker, dict args) -> dict[str, Any]:
+    """Returns `rows` of messages that wait for a client, the next one first, and whether there are `more` behind them. `after`: place of
+    the last row before. With `payload`, rows have theirs. Topics and payloads have about `max_bytes`; the first row is there anyway."""
+    cdef MQueue queue = session_of(worker, args["client_id"]).queue
+    cdef DeliveryRing ring
+    cdef uint32_t index
+    cdef list rows = []
+    cdef object after = args["after"]
+    left = min(args["max_bytes"], PAGE_BYTES)
+    for priority, lane in () if queue is None or queue.lanes is None else queue.lanes:
+        if after is not None and priority > after[0]:
+            continue
+        ring = <DeliveryRing>lane
+        index = place_behind(ring, after[1], after[2]) if after is not None and priority == after[0] else 0
+        while index < ring.count:
+            if len(rows) >= min(args["limit"], MESSAGES_MAX) or (rows and left <= 0):
+                return {"rows": rows, "more": True}
+            row = row_of_message(ring.at(index), args["payload"])
+            rows.append({**row, "place": [priority, index, row["id"]], "priority": priority})
+            left -= len(row["topic"]) + len(row.get("payload", b""))
+            index += 1
+    return {"rows": rows, "more": False}
+
+
+@command("session inflight")
+def in_flight(Worker worker, dict args) -> dict[str, Any]:
+    """Returns the same of messages that are sent and not acknowledged. One that waits for PUBCOMP is gone but for its packet id."""
+    cdef Session session = session_of(worker, args["client_id"])
+    cdef Delivery* slot
+    cdef uint32_t index = 0, place
+    cdef list rows = []
+    cdef object after = args["after"]
+    left = min(args["max_bytes"], PAGE_BYTES)
+    if session.window is None:             # it has sent nothing that was to be acknowledged
+        return {"rows": rows, "more": False}
+    if after is not None:
+        for place in range(session.window.count):
+            if session.packet_id_at(place) == after[1]:
+                index = place + 1
+                break
+    while index < session.window.count:
+        slot = session.window.at(index)
+        if slot.state != DONE:
+            if len(rows) >= min(args["limit"], MESSAGES_MAX) or (rows and left <= 0):
+                return {"rows": rows, "more": True}
+            packet_id = session.packet_id_at(index)
+            row = {"sent_ms": slot.sent_ms, "packet_id": packet_id, "awaits": STATES[slot.state], "place": [0, packet_id, b""]}
+            if slot.message != NULL:
+                row.update(row_of_message(slot, args["payload"]))
+                left -= len(row["topic"]) + len(row.get("payload", b""))
+            rows.append(row)
+        index += 1
+    return {"rows": rows, "more": False}
+
+
+cdef uint32_t place_behind(DeliveryRing ring, uint32_t index, bytes id) except? 0xFFFFFFFF:
+    """Returns the place behind a message that was at `index`: messages leave at the front, so it is there or before. 0: it has left."""
+    cdef uint32_t place, searched
+    if ring.count == 0:
+        return 0
+    place = min(index, ring.count - 1)
+    for searched in range(min(place + 1, <uint32_t>SEARCHED_MAX)):
+        if id_of(<Message>ring.at(place - searched).message) == id:
+            return place - searched + 1
+    return 0
+
+
+cdef dict row_of_message(Delivery* slot, bint with_payload):
+    cdef Message message = <Message>slot.message
+    cdef dict row = {
+        "id": id_of(message), "topic": message.topic, "qos": slot.qos, "retain": bool(slot.retain), "payload_size": message.payload_size,
+        "client_id": message.client_id or b"", "expires_ms": message.expires_ms,
+    }
+    if with_payload:
+        row["payload"] = message.payload
+    return row
 
 
 @command("kick")

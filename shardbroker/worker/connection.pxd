@@ -8,6 +8,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from shardbroker.mqtt.codec cimport PublishView
 from shardbroker.transport.layers cimport Layers
 from shardbroker.worker.channel cimport Channel
+from shardbroker.worker.held_acks cimport HeldAcks
 from shardbroker.worker.sync_gate cimport OutputFence
 from shardbroker.worker.rates cimport Rates, SharedRates
 from shardbroker.worker.turn cimport READ_BYTES, Turn
@@ -22,14 +23,15 @@ cdef enum Stop:                            # why a connection is not read
     STOP_DISK = 8                          # its session stays, and the disk does not take what happens to it
     STOP_ACCESS = 16                       # a result is waited for
     STOP_RATE = 32                         # it has sent more than its listener allows
+    STOP_HELD = 64                         # more acknowledgements to it wait than are kept
 
 
 cdef class Connection(Channel):
     cdef Turn turn
     cdef readonly int fd                   # -1: closed
+    cdef uint32_t interest                 # epoll events asked for
     cdef uint8_t* rest                     # bytes of an incomplete packet; NULL most of the time
     cdef size_t rest_size, rest_capacity
-    cdef uint32_t interest                 # epoll events asked for
     cdef uint8_t dirty                     # in Turn.dirty
     cdef uint8_t busy                      # in Turn.busy: bytes or filters are left for the next pass
     cdef uint8_t hung                      # out of epoll, since it would report the peer's end again and again
@@ -42,6 +44,7 @@ cdef class Connection(Channel):
     cdef Layers layers                     # TLS, WebSocket; None for plain TCP
     cdef readonly str listener
     cdef OutputFence guard                       # level `machine`: how far its output may go; else None
+    cdef HeldAcks held                     # acknowledgements that wait for queues of subscribers; None: none does
     cdef dict extra                        # what the listener knows beyond the address, see acceptor.handover; mostly None
 
     cdef int failed(self, object error) except -1
@@ -70,6 +73,13 @@ cdef class Connection(Channel):
     cdef int keep_rest(self, const uint8_t* data, size_t size) except -1
     cdef int flush(self) except -1
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1
+    cdef int hold(self, uint8_t first, uint16_t packet_id, uint8_t reason_code) except -1
+    cdef bint is_full(self) noexcept
+    cdef int send_held(self) except -1     # the oldest of them
+    # Sends those that have waited since before; all, and later ones do not wait.
+    cdef int let_go_older(self, uint64_t before_ms) except -1
+    cdef int let_go(self, HeldAcks held) except -1
+    cdef int read_held(self) except -1     # is read, however many wait
     cdef int finish(self) except -1
     cdef void release(self) noexcept
     cdef int want(self, uint32_t interest) except -1

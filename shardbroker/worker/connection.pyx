@@ -5,13 +5,17 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove, strerror
 
 from shardbroker.mqtt.buffer cimport Buffer
-from shardbroker.mqtt.spec cimport PROTOCOL_ERROR
+from shardbroker.mqtt.codec cimport write_ack
+from shardbroker.mqtt.spec cimport PROTOCOL_ERROR, PUBACK_FIRST, PUBREC_FIRST, SUCCESS
+from shardbroker.session.overflow cimport FULL, PressedQueue
+from shardbroker.session.watcher cimport unlikely
 from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, SIDE_NETWORK, SIDE_SERVER
+from shardbroker.worker.held_acks cimport HELD_MAX, HeldAck
 from shardbroker.worker.protocol cimport feed
 from shm.address cimport address_text
 from shm.counters cimport (
     BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_TLS, CLIENT_CLOSED_WEBSOCKET, MESSAGES_RECEIVED, OVERLOAD_OUTPUT_STOPPED,
-    OVERLOAD_RATE_PAUSED, PACKETS_PUBLISH_QUOTA_EXCEEDED,
+    OVERLOAD_ACKS_HELD, OVERLOAD_RATE_PAUSED, PACKETS_PUBACK_SENT, PACKETS_PUBLISH_QUOTA_EXCEEDED, PACKETS_PUBREC_SENT, PACKETS_SENT,
 )
 from shm.posix cimport (
     EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, close, epoll_ctl, epoll_event,
@@ -286,11 +290,69 @@ cdef class Connection(Channel):
         return 0
 
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1:
-        self.promised = True
         if self.guard is not None:
             self.guard.forwarded_to |= self.turn.outlets.forwarded_to
             self.turn.outlets.forwarded_to = 0
-        return Channel.ack(self, first, packet_id, reason_code, counter)
+        if unlikely(self.held is not None) and (first == PUBACK_FIRST or first == PUBREC_FIRST):
+            return self.hold(first, packet_id, reason_code)
+        self.promised = True
+        write_ack(self.out, first, packet_id, reason_code, self.version)       # as Channel.ack: a call less for each message
+        self.context.count(PACKETS_SENT)
+        self.context.count(counter)
+        if not self.dirty:
+            self.touch()
+        return 0
+
+    cdef int report_failure(self, object kind, int packet_id, object outcome, int counter, str reason) except -1:
+        if self.held is not None and (counter == PACKETS_PUBACK_SENT or counter == PACKETS_PUBREC_SENT):
+            return self.hold(
+                PUBACK_FIRST if counter == PACKETS_PUBACK_SENT else PUBREC_FIRST, <uint16_t>packet_id,
+                <uint8_t>outcome if self.version == 5 else <uint8_t>SUCCESS)   # behind those that wait, without a Reason String
+        return Channel.report_failure(self, kind, packet_id, outcome, counter, reason)
+
+    cdef int hold(self, uint8_t first, uint16_t packet_id, uint8_t reason_code) except -1:
+        cdef HeldAcks held = self.held
+        held.add(self.context.now_ms, first, packet_id, reason_code)
+        self.context.count(OVERLOAD_ACKS_HELD)
+        if held.count() <= HELD_MAX:
+            return 0
+        if self.is_full():
+            return self.send_held()        # it has to be read: other clients wait for what it acknowledges
+        if not self.stops & STOP_HELD and self.state != CLOSING:
+            self.paused = True
+            self.stop_reading(STOP_HELD)
+        return 0
+
+    cdef bint is_full(self) noexcept:
+        """Whether acknowledgements of other clients, or its own, wait for its queue."""
+        return (
+            self.session is not None and isinstance(self.session.queue, PressedQueue)
+            and (<PressedQueue>self.session.queue).state == FULL)
+
+    cdef int send_held(self) except -1:
+        cdef HeldAck one = self.held.take()
+        self.promised = True
+        return Channel.ack(
+            self, one.first, one.packet_id, one.reason_code, PACKETS_PUBACK_SENT if one.first == PUBACK_FIRST else PACKETS_PUBREC_SENT)
+
+    cdef int let_go_older(self, uint64_t before_ms) except -1:
+        while self.held.count() and self.held.slots[self.held.first].since_ms <= before_ms:
+            self.send_held()
+        return self.read_held() if self.held.count() <= HELD_MAX else 0
+
+    cdef int let_go(self, HeldAcks held) except -1:
+        if self.held is not held:
+            return 0                       # it has ended
+        while held.count() and self.state != CLOSING:
+            self.send_held()
+        self.held = None
+        return self.read_held()
+
+    cdef int read_held(self) except -1:
+        if self.stops & STOP_HELD:
+            self.paused = self.stops & (STOP_MEMORY | STOP_DISK | STOP_RATE) != 0
+            self.read_again(STOP_HELD)
+        return 0
 
     cdef bint must_wait(self) noexcept:
         """Whether its output says something that the journal does not know yet. It stays on the flush list then."""
@@ -438,6 +500,7 @@ cdef class Connection(Channel):
         self.rest_capacity = 0
         self.out.clear()
         self.layers = None
+        self.held = None
         self.rates = None
         self.session = None
         self.access = None                 # it refers to us, and cycles are not collected here

@@ -24,14 +24,15 @@ cdef class Deferred:
     cdef uint64_t member                   # DEFERRED_FOR_GROUP: session that did not take it, or 0; DEFERRED_FOR_RING: session that gets it
     cdef int attempts                      # members that were tried
     cdef list lookups                      # of its topic, under way; None before the first try
+    cdef uint8_t answered                  # as of a Publication; FLAG_ANSWERED where it is not known, as after a restart
     cdef long destination                  # DEFERRED_FOR_RING: destination of the ring
     cdef int record                        # DEFERRED_FOR_RING: RECORD_PUBLISH, RECORD_SHARED
     cdef readonly uint64_t at_ms           # DEFERRED_FOR_TIME: Unix ms
     cdef readonly uint64_t order           # DEFERRED_FOR_TIME: of arrival in this worker, from 1 on
 
 
-cdef Deferred defer_for_all(Message message)
+cdef Deferred defer_for_all(Message message, uint8_t answered)
 cdef Deferred defer_for_group(Message message, bytes group, bytes filter, uint64_t failed, int attempts)
 cdef Deferred defer_for_ring(Message message, long destination, int record, uint64_t member, int attempts, bytes group, bytes filter)
 cdef Deferred defer_for_time(Message message, uint64_t at_ms)
-cdef Deferred defer_for_local(Message message)
+cdef Deferred defer_for_local(Message message, uint8_t answered)

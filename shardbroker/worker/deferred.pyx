@@ -1,8 +1,9 @@
 """Messages that wait for room in a ring or for their time; see deferred.pxd."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 
 from shardbroker.pubsub.message cimport Message
+from shm.records cimport FLAG_ANSWERED
 
 __all__ = ["Deferred"]
 
@@ -11,8 +12,10 @@ cdef class Deferred:
     pass
 
 
-cdef Deferred defer_for_all(Message message):
-    return defer(DEFERRED_FOR_ALL, message, b"", b"", 0, 0)
+cdef Deferred defer_for_all(Message message, uint8_t answered):
+    cdef Deferred deferred = defer(DEFERRED_FOR_ALL, message, b"", b"", 0, 0)
+    deferred.answered = answered
+    return deferred
 
 
 cdef Deferred defer_for_group(Message message, bytes group, bytes filter, uint64_t failed, int attempts):
@@ -32,8 +35,10 @@ cdef Deferred defer_for_time(Message message, uint64_t at_ms):
     return deferred
 
 
-cdef Deferred defer_for_local(Message message):
-    return defer(DEFERRED_FOR_LOCAL, message, b"", b"", 0, 0)
+cdef Deferred defer_for_local(Message message, uint8_t answered):
+    cdef Deferred deferred = defer(DEFERRED_FOR_LOCAL, message, b"", b"", 0, 0)
+    deferred.answered = answered
+    return deferred
 
 
 cdef Deferred defer(int purpose, Message message, bytes group, bytes filter, uint64_t member, int attempts):
@@ -44,4 +49,5 @@ cdef Deferred defer(int purpose, Message message, bytes group, bytes filter, uin
     deferred.filter = filter
     deferred.member = member
     deferred.attempts = attempts
+    deferred.answered = FLAG_ANSWERED
     return deferred

@@ -15,7 +15,8 @@ from shm.counters cimport JOURNAL_HOLD_EXCEEDED, JOURNAL_WRITE_MS
 from shm.ring cimport Ring
 
 from shardbroker.journal import apply_retention, set_recovery_start
-from shardbroker.journal.holds import read_holds
+from shardbroker.journal.holds import held_from, needed_from, read_holds
+from shardbroker.journal.retention import age_limit_us
 from shardbroker.logs.phrases import log_line
 
 __all__ = ["RETENTION_THREAD", "Durability"]
@@ -253,13 +254,11 @@ def forget(directory, keep_from, age_s, most_bytes, sync, problems, counted) -> 
     """Removes what precedes this position of a journal, which what follows repeats, and no consumer holds. It takes the disk some ms."""
     with suppress(OSError):                # the next one tries again
         set_recovery_start(directory, keep_from, sync=sync)        # before anything is removed
-        max_age_us = None if age_s == float("inf") else int(age_s * 1e6)
         holds = read_holds(directory.parent.parent)
         problems.extend((hold.consumer, hold.problem) for hold in holds if hold.problem)
         now_ms = time.time_ns() // 1_000_000
-        for position in [hold.keep_from(directory, now_ms) for hold in holds]:
-            keep_from = keep_from if position is None else min(keep_from, position)
-        removed = apply_retention(directory, keep_from, now_ms * 1000, max_age_us, most_bytes)
-        needed = [position for position in [hold.needed_from(directory.name, now_ms) for hold in holds] if position is not None]
+        keep_from = min(keep_from, held_from(holds, directory, now_ms))
+        removed = apply_retention(directory, keep_from, now_ms * 1000, age_limit_us(age_s), most_bytes)
+        needed = needed_from(holds, directory.name, now_ms)
         # No other thread of this process changes this counter: the next cycle begins long after.
-        counted.add(<int>JOURNAL_HOLD_EXCEEDED, sum([segment.end > min(needed) for segment in removed if needed]))
+        counted.add(<int>JOURNAL_HOLD_EXCEEDED, sum([segment.end > needed for segment in removed]))

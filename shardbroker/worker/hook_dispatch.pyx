@@ -282,7 +282,7 @@ cdef class HookDispatcher:
         """Defers a message while a ring is full, or until its due time."""
         if at_ms:
             return self.router.retries.delay(borrowed(message), at_ms)
-        self.router.publish_in_order(message, self.router.sessions.get(message.client_id))
+        self.router.publish_in_order(message, self.router.sessions.get(message.client_id), 0)
         return 0
 
     def wait(self, Channel channel) -> None:

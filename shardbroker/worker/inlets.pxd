@@ -47,7 +47,8 @@ cdef class Inlets:
     # False: too many messages wait for look-ups, and it has to be taken again in the next pass.
     cdef bint on_record(self, int producer, const uint8_t* record, uint32_t size) except -1
     cdef bint on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1
+    cdef int on_pressed(self, int producer, const RecordHeader* header, const uint8_t* body) except -1
     cdef bytes take_spilled(self, const uint8_t* record, RecordHeader* header)
-    cdef int set_aside(self, Message message, list lookups) except -1
+    cdef int set_aside(self, Message message, uint8_t answered, list lookups) except -1
     cdef int next_member(self, bytes group, bytes filter, uint64_t failed, Message message, int attempts) except -1
     cdef int release_lanes(self) except -1

@@ -15,8 +15,8 @@ from shardbroker.worker.retries cimport Retries
 from shm.bridged cimport BridgePlace
 from shm.destinations cimport NODE, NUMBER_BITS, WORKER, kind_of
 from shm.records cimport (
-    FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_BRIDGED, RECORD_COMMAND, RECORD_FED, RECORD_KEEP,
-    RECORD_PAUSE, RECORD_PUBLISH, RECORD_REPLAY, RECORD_SHARED, ArrivalHeader, check_record,
+    FLAG_ANSWERED, FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_BRIDGED, RECORD_COMMAND, RECORD_FED, RECORD_KEEP,
+    RECORD_PAUSE, RECORD_PRESSED, RECORD_PUBLISH, RECORD_REPLAY, RECORD_SHARED, ArrivalHeader, check_record,
 )
 
 from shm.spill import read_spilled, spill_path
@@ -200,9 +200,21 @@ cdef class Inlets:
             if contents is None:
                 return True                # read before this worker was killed and started again
             record = <const uint8_t*>PyBytes_AS_STRING(contents)
-        if header.kind == RECORD_BRIDGED:
-            return on_bridged(self, &header, record + sizeof(header))
+        if header.kind >= RECORD_BRIDGED:
+            if header.kind == RECORD_BRIDGED:
+                return on_bridged(self, &header, record + sizeof(header))
+            self.on_pressed(producer, &header, record + sizeof(header))
+            return True
         return self.on_publish_record(&header, record + sizeof(header))
+
+    cdef int on_pressed(self, int producer, const RecordHeader* header, const uint8_t* body) except -1:
+        """The queue of a session of another worker is full, or not any more."""
+        if self.router.overflow is None:
+            return 0
+        client_id = PyBytes_FromStringAndSize(<const char*>body, header.client_size)
+        if header.kind == RECORD_PRESSED:
+            return self.router.overflow.hold_back(client_id, producer, header.member)
+        return self.router.overflow.release(client_id, producer, header.member)
 
     cdef bytes take_spilled(self, const uint8_t* record, RecordHeader* header):
         """Returns the whole record, and its header in `header`; None if its file is gone. Raises OSError, ValueError."""
@@ -261,7 +273,7 @@ cdef class Inlets:
                 self.next_member(group, filter, header.member, publication.keep(), header.attempts + 1)
         elif is_plain:
             if entry is None:
-                self.set_aside(publication.keep(), lookups)
+                self.set_aside(publication.keep(), 0 if self.arriving else header.flags & FLAG_ANSWERED, lookups)
             else:
                 self.router.deliver_locally(entry, publication, None)
         elif self.arriving:
@@ -271,9 +283,9 @@ cdef class Inlets:
             self.router.publish_message(publication.keep(), None, 0)
         return True
 
-    cdef int set_aside(self, Message message, list lookups) except -1:
+    cdef int set_aside(self, Message message, uint8_t answered, list lookups) except -1:
         """Keeps a message whose look-up takes several passes, so that those of other publishers behind it in the ring do not wait."""
-        cdef Deferred late = defer_for_local(message)
+        cdef Deferred late = defer_for_local(message, answered)
         late.lookups = lookups
         return self.router.retries.set_aside(late)
 

@@ -36,8 +36,10 @@ from shardbroker.worker.drain import drain as drain_worker
 from shardbroker.worker.evacuation import Evacuation
 from shardbroker.worker.event_feed import EventFeed
 from shardbroker.worker.features.mountpoint import mounted_connection
+from shardbroker.worker.handoff.arrival import Arrival
+from shardbroker.worker.handoff.departure import depart
 from shardbroker.worker.handoff.predecessor import hand_over
-from shardbroker.worker.handoff.protocol import HandoffError, receive_successor
+from shardbroker.worker.handoff.protocol import receive_end
 from shardbroker.worker.handoff.successor import Succession
 from shardbroker.worker.hook_dispatch import HookDispatcher
 from shardbroker.worker.memory import MemoryWatch, memory_share
@@ -49,9 +51,11 @@ from shm.counters import Counters, ProcessState
 from shm.destinations import worker_destination
 from shm.epochs import Epochs
 from shm.in_force import InForce
+from shm.peers import HandoffError
 from shm.records import DAMAGE
 from shm.remote_routes import RemoteRoutes
 from shm.ring import Inbox
+from shm.roles import LINK
 from shm.routes import RouteTable
 from shm.topology import Topology
 
@@ -92,24 +96,36 @@ def _join_exhook(hooked: HookDispatcher, worker: Worker, topology: Topology, num
     gate.request(Kind.HOOKS, exhook, Client(""), [], 0.0)
 
 
-def _feed_events(hooked: HookDispatcher, worker: Worker, topology: Topology) -> None:
-    """Journals events of rules, and has streams, from the moment on when the worker takes commands: earlier ones are in files."""
+def _feed_events(hooked: HookDispatcher, worker: Worker, topology: Topology) -> EventFeed:
+    """Returns what journals events for rules, once it is told which."""
     addresses = {name: listener.bind for name, listener in topology.settings.listeners.items()}
     hooked.event_feed = feed = EventFeed(hooked.registry, hooked.journal_event, hooked.now_ms, addresses)
     feed.holds_back = worker.router.lookups.holds_back
+    return feed
+
+
+def _read_orders(worker: Worker, feed: EventFeed, observers: Observers, topology: Topology) -> None:
+    """Puts in force what the manager has ordered. Read at the moment from which on the worker takes commands: those before it are
+    dropped, and their content is in the files already."""
     recovered = worker.started
 
     def start() -> None:
         feed.take(read_fed_events(topology.runtime_dir))
         worker.router.journal_replays.take_streams(read_streams(topology.runtime_dir))
+        observers.traces.set([one for one in read_traced(topology.runtime_dir) or [] if one["type"] != OF_RULES])
+        evacuated = read_evacuation(topology.data_dir)
+        if evacuated is not None and evacuated.turns_away(time.time_ns() // 1_000_000):
+            worker.evacuation.begin(evacuated.redirect_to.encode())
         if recovered is not None:
             recovered()
 
     worker.started = start
 
 
-def _cluster_sessions(worker: Worker, topology: Topology, number: int, in_force: InForce) -> "ClusterSessions | None":
-    """Returns what lets the sessions of this worker move between nodes, or None."""
+def _cluster_sessions(
+    worker: Worker, topology: Topology, number: int, counters: Counters, in_force: InForce, begins: bool
+) -> "ClusterSessions | None":
+    """Returns what lets the sessions of this worker move between nodes, or None. begins: it replaces no other process."""
     cluster = topology.settings.cluster
     if not cluster.enable or cluster.registry == "off":
         return None
@@ -130,9 +146,14 @@ def _cluster_sessions(worker: Worker, topology: Topology, number: int, in_force:
     def core(queues: "LateQueues") -> NodeSessions:
         return NodeSessions(topology.node_id, queues, clock, settings, partitions=partitions, number=time.time_ns() // 1000)
 
-    channel = SessionChannel(topology.sending_ends("sessions", number)[0], clock)
+    _, *data_links = (place.slot for place in topology.places_of(LINK))
+
+    def lags() -> bool:
+        return any(counters.state(slot) != ProcessState.READY or counters.lagging(slot) for slot in data_links)
+
+    channel = SessionChannel(topology.sending_ends("sessions", number)[0], clock, begins=begins)
     uuid = topology.cluster_uuid or cluster_uuid(cluster.name)
-    return ClusterSessions(worker.router, channel, core, uuid, topology.division.owners)
+    return ClusterSessions(worker.router, channel, core, uuid, topology.division.owners, lags)
 
 
 def run(topology: Topology, number: int) -> None:
@@ -148,8 +169,8 @@ def run(topology: Topology, number: int) -> None:
 
 
 def _serve(worker: Worker) -> None:
-    """Serves until SIGTERM. Ends the process if another one has replaced it."""
-    successors: list[int] = []
+    """Serves until SIGTERM. Ends the process if others have replaced it."""
+    successors: list[tuple[int, bool]] = []
     is_stopped = False
 
     def stop(_signal: int, _frame: object) -> None:
@@ -158,7 +179,7 @@ def _serve(worker: Worker) -> None:
 
     def replace_by(channel: int) -> None:
         try:
-            ends = receive_successor(channel)
+            ends, departs = receive_end(channel)
         except HandoffError as error:
             worker.router.log("error", log_line("worker not replaced", reason=error))
             return
@@ -166,7 +187,7 @@ def _serve(worker: Worker) -> None:
             for end in ends:
                 os.close(end)
             return
-        successors.extend(ends)
+        successors.extend((end, departs) for end in ends)
         worker.draining = worker.draining or bool(ends)
 
     is_stopped = worker.draining
@@ -177,7 +198,8 @@ def _serve(worker: Worker) -> None:
     while not is_stopped:
         worker.run()
         while successors and not is_stopped:
-            if hand_over(worker, successors.pop()):
+            end, departs = successors.pop()
+            if depart(worker, end) if departs else hand_over(worker, end):
                 os._exit(0)  # nothing here is this process's any more
         worker.draining = False  # a signal from here on sets it again, and one before has set the other
 
@@ -191,7 +213,9 @@ def _start(topology: Topology, number: int) -> Worker:
     counters = Counters.attach(topology.counters_name)
     in_force = InForce(topology, counters, number)
     succession = None if topology.predecessor is None else Succession(topology.predecessor, number)
-    topology = replace(topology, settings=in_force.settings, predecessor=None)
+    arrival = Arrival(topology.arrivals, number, counters) if topology.arrivals else None
+    taken = succession or arrival
+    topology = replace(topology, settings=in_force.settings, predecessor=None, arrivals=())
     if succession is None:
         counters.reset_gauges(number)
         counters.set_state(number, ProcessState.STARTING)
@@ -226,9 +250,8 @@ def _start(topology: Topology, number: int) -> Worker:
     worker.intake.mounted_connection = mounted_connection
     worker.command_queue.execute = Commands(worker, topology.spill_dir)
     worker.in_force = in_force
+    worker.holds_clients = arrival is not None
     worker.evacuation = Evacuation(worker)
-    if (evacuated := read_evacuation(topology.data_dir)) is not None and evacuated.turns_away(time.time_ns() // 1_000_000):
-        worker.evacuation.begin(evacuated.redirect_to.encode())
     observers = Observers(worker.router, number)
     observers.configure(topology.settings)
     (access,) = topology.sending_ends("access", number)
@@ -241,15 +264,14 @@ def _start(topology: Topology, number: int) -> Worker:
     # take a fifth of the time of a recovery.
     gc.collect()
     gc.disable()
-    sessions = _cluster_sessions(worker, topology, number, in_force)
+    sessions = _cluster_sessions(worker, topology, number, counters, in_force, succession is None)
     if succession is not None:
         succession.receive(worker, counters)
         signal.signal(signal.SIGTERM, drain)  # clients that it gets are not left to a kill
-    observers.traces.set([one for one in read_traced(topology.runtime_dir) or [] if one["type"] != OF_RULES])
     if topology.settings.durability.level != "none":
-        recover(worker, topology, number, inbox, succession)
-    elif succession is not None:
-        take_over(worker, topology, number, inbox, succession)
+        recover(worker, topology, number, inbox, taken)
+    elif taken is not None:
+        take_over(worker, topology, number, inbox, taken)
     else:
         routes.purge(worker_destination(number))
     if set_aside is not None:
@@ -258,12 +280,15 @@ def _start(topology: Topology, number: int) -> Worker:
         worker.router.log("warning", log_line("exclusive subscription lost", client_id=claim.client_id, filter=claim.filter))
     epochs.bump_all()
     if sessions is not None:
-        sessions.restore()
+        if succession is None:
+            sessions.restore()
+        else:
+            succession.restore(sessions)
         worker.join_sessions(sessions)
     hooked = HookDispatcher(worker.router, number, worker.router.log)
     _load_plugins(hooked, topology, worker.router.log)
     _join_exhook(hooked, worker, topology, number, counters)
-    _feed_events(hooked, worker, topology)
+    _read_orders(worker, _feed_events(hooked, worker, topology), observers, topology)
 
     signal.signal(signal.SIGTERM, drain)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -9,6 +9,7 @@ Worker owns the parts and the order in which a pass calls them; it routes nothin
     Outlets       destinations, rings out                               Inlets          rings in
     Durability    journal, cycles, syncs                                Backpressure    connections that are not read for a while
     Reporter      events, log lines, registry                           AccessChecks    answers of the access gate
+    PushBack      publishers that wait for full queues
     CommandQueue  commands of the manager                               Observers       traces, topic metrics, slow subscriptions
 
 assembly.pyx creates the parts.
@@ -24,6 +25,7 @@ from shardbroker.worker.inlets cimport Inlets
 from shardbroker.worker.intake cimport Intake
 from shardbroker.worker.memory cimport MemoryWatch
 from shardbroker.worker.outlets cimport RingOutlets
+from shardbroker.worker.push_back cimport PushBack
 from shardbroker.worker.reporter cimport Reporter
 from shardbroker.worker.router cimport Router
 from shardbroker.worker.turn cimport Turn
@@ -43,12 +45,14 @@ cdef class Worker:
     cdef readonly Durability durability
     cdef Backpressure backpressure
     cdef Inlets inlets
+    cdef PushBack push_back
     cdef readonly Intake intake
     cdef readonly AccessChecks access_checks
     cdef readonly CommandQueue command_queue
     cdef readonly object cluster           # shardbroker.worker.cluster_sessions.ClusterSessions; None: sessions never move
     cdef public object evacuation          # shardbroker.worker.evacuation.Evacuation
     cdef public bint draining
+    cdef public bint holds_clients         # it has clients from the start: no pass before all workers serve
     cdef Histogram pass_times
     cdef public object started             # called once all workers serve; a Python closure of the recovery, used once
     cdef public object in_force            # shm.in_force.InForce; None: the settings do not change

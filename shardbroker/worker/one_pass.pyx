@@ -15,9 +15,14 @@ from shardbroker.worker.reporter cimport EVENT_DELAY_MS
 from shm.atomic cimport sb_load
 from shm.posix cimport EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, epoll_event, epoll_wait, read
 
+import time
+
 from shardbroker.logs.phrases import log_line
 
 __all__ = ["Worker"]
+
+HOLD_S = 0.001
+"""Between two looks whether all workers are ready, with clients that wait for that."""
 
 cdef enum:
     FIRST_VISITS = 128                     # of the route table at once: 0.3 ms. Most topics need less than twenty
@@ -44,6 +49,9 @@ cdef class Worker:
         while not self.draining:
             if not self.router.serving and self.router.counters_segment.serving:
                 self.serve()
+            if self.holds_clients and not self.router.serving:
+                time.sleep(HOLD_S)         # a message of a client would miss the sessions of workers that are not ready yet
+                continue
             self.one_pass(self.next_wait_ms())
 
     def join_sessions(self, cluster) -> None:
@@ -290,5 +298,6 @@ cdef class Worker:
     def reconfigure(self, settings) -> None:
         """Applies all keys that reach workers (config/live.py)."""
         self.router.apply_settings(settings)
+        self.push_back.configure(settings)
         self.durability.retention = settings.journal.retention
         self.access_checks.reconfigure(settings)

@@ -13,7 +13,7 @@ from shm.counters cimport MESSAGES_DROPPED_UNREACHABLE, MESSAGES_FORWARD
 from shm.destinations cimport NODE, RETAINED_STORE
 from shm.posix cimport write
 from shm.view cimport VIEW_ROWS, ViewRow
-from shm.records cimport FLAG_NOTED, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_PUBLISH, RECORD_SHARED, record_size
+from shm.records cimport FLAG_NOTED, FLAG_RETAIN, FLAG_SPILLED, RECORD_PUBLISH, RECORD_SHARED, record_size
 
 from shm.destinations import destination_name
 from shm.spill import spill_path
@@ -66,6 +66,7 @@ cdef class Outlets:
         header.member = deferred.member
         publication.borrow(deferred.message)
         publication.unrepeatable = True
+        publication.answered = deferred.answered
         return self.put(deferred.destination, &header, publication, deferred.group, deferred.filter)
 
 
@@ -192,7 +193,7 @@ cdef class RingOutlets(Outlets):
             self.note_unknown(destination)
             self.context.count_unroutable()
             return True
-        header.flags |= (publication.qos & FLAG_QOS) | (FLAG_RETAIN if publication.retain else 0) | (FLAG_NOTED if noted else 0)
+        header.flags |= publication.qos | publication.answered | (FLAG_RETAIN if publication.retain else 0) | (FLAG_NOTED if noted else 0)
         header.sent_us = <uint32_t>self.pass_us
         header.payload_format = publication.payload_format
         header.topic_size = publication.topic_size

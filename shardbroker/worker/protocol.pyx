@@ -65,18 +65,18 @@ cdef size_t feed(Channel channel, const uint8_t* data, size_t size) except? 0:
 
 cdef bint may_begin(Channel channel, const uint8_t* packet, const FixedHeader* header, uint64_t whole, uint64_t here) except -1:
     """Whether the next packet before CONNACK may be read: `here` of its `whole` bytes have arrived."""
-    if channel.state == WAIT_CONNECT and min(here, whole) > header.size + LEVEL_AT and packet[header.size + 1] == 4:
-        channel.announced_version = packet[header.size + LEVEL_AT]
-    elif channel.state == WAIT_CONNECT and min(here, whole) > header.size + LEVEL_AT_31 and packet[header.size + 1] == 6 \
-            and packet[header.size + LEVEL_AT_31] & ~BRIDGE_BIT == 3:              # with this name, no other level has a meaning
-        channel.announced_version = packet[header.size + LEVEL_AT_31]
+    cdef bint has_level = channel.state != WAIT_CONNECT or find_level(channel, packet + header.size, min(here, whole) - header.size)
+    cdef bint is_too_large = whole > LOGIN_PACKET_MAX or whole > channel.context.max_packet_size
+    cdef bint is_refused = whole > here and whole > PARTIAL_MAX and channel.context.memory_level >= REFUSE
     if channel.state == WAIT_CONNECT and header.first >> 4 != CONNECT:
         # [MQTT-3.1.0-1]: no reply, as nothing indicates that the peer speaks MQTT.
         channel.context.count(CLIENT_CLOSED_NOT_CONNECT)
         channel.close(PROTOCOL_ERROR, SIDE_SERVER, "first packet is not CONNECT", True)
+    elif (is_too_large or is_refused) and not has_level:
+        return False                                         # the answer depends on the version, not on how the bytes were cut
     elif whole > LOGIN_PACKET_MAX:
         raise MqttError(PACKET_TOO_LARGE, f"packet of {whole} bytes exceeds the limit before CONNACK ({LOGIN_PACKET_MAX})")
-    elif whole > here and whole > PARTIAL_MAX and channel.context.memory_level >= REFUSE:
+    elif is_refused and not is_too_large:
         channel.context.count(CLIENT_CLOSED_OVERLOAD)
         if channel.announced_version == 5:
             channel.version = 5
@@ -84,6 +84,21 @@ cdef bint may_begin(Channel channel, const uint8_t* packet, const FixedHeader* h
         else:
             channel.close(QUOTA_EXCEEDED, SIDE_SERVER, SHORT_OF_MEMORY, True)
     return channel.state != CLOSING
+
+
+cdef bint find_level(Channel channel, const uint8_t* body, uint64_t here) noexcept:
+    """Notes the protocol level of a CONNECT; whether it has arrived, or cannot be found."""
+    if here < 2:                                             # the length of the protocol name
+        return False
+    if body[1] == 4:
+        if here > LEVEL_AT:
+            channel.announced_version = body[LEVEL_AT]
+        return here > LEVEL_AT
+    if body[1] == 6:
+        if here > LEVEL_AT_31 and body[LEVEL_AT_31] & ~BRIDGE_BIT == 3:                # with this name, no other level has a meaning
+            channel.announced_version = body[LEVEL_AT_31]
+        return here > LEVEL_AT_31
+    return True
 
 
 cdef bint handle(Channel channel, uint8_t first, const uint8_t* body, uint32_t size) except -1:

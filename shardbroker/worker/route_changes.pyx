@@ -33,6 +33,11 @@ cdef class RouteChanges:
         self.due_ms = 0
         self.routes.replace(self.own_destination, wanted)
 
+    def leave_all(self) -> None:
+        """The table has the routes of the sessions that were entered: the process before this one had committed all of its changes."""
+        self.changes = {}
+        self.due_ms = 0
+
     cdef int note(self, Subscription subscription, bint add, uint64_t delay_ms) except -1:
         cdef uint64_t now_ms = self.context.now_ms
         cdef bint shared = subscription.group is not None

@@ -86,16 +86,19 @@ cdef class Router(WorkerContext):
     cdef int deliver_locally(self, TopicEntry entry, Publication publication, Session publisher) except -1
     # What the broker itself holds: a will, a message of ctl or REST. at_ms: it waits until then; 0: it does not.
     cdef int publish_message(self, Message message, Session publisher, uint64_t at_ms) except -1
-    # False: it waits for room, or for the look-up of its topic; `holder` as for TopicResolver.resolve().
-    cdef bint try_publish(self, Message message, Session publisher, list holder) except -1
+    # False: it waits for room, or for the look-up of its topic; `holder` as for TopicResolver.resolve(), `answered` as of a Publication.
+    cdef bint try_publish(self, Message message, Session publisher, list holder, uint8_t answered) except -1
     # As publish_message, behind those that wait for room. False: it waits itself.
-    cdef bint publish_in_order(self, Message message, Session publisher) except -1
+    cdef bint publish_in_order(self, Message message, Session publisher, uint8_t answered) except -1
     # To a member of the group, other than `failed`. False if a ring is full, or its topic not looked up yet.
     cdef bint hand_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed, list holder) except -1
     cdef bint pass_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed, list holder) except -1
-    cdef bint publish_held(self, Message message, Session publisher, list holder) except -1
+    cdef bint publish_held(self, Message message, Session publisher, list holder, uint8_t answered) except -1
     cdef int run_retries(self) except -1
     cdef bint try_again(self, Deferred deferred) except -1
+    # A record that finds no room in its ring waits.
+    cdef int defer_record(
+        self, Publication publication, long destination, int record, uint64_t member, int attempts, bytes group, bytes filter) except -1
     # Messages from other workers whose look-ups are complete go to the subscribers here, each publisher's in order; called once a pass.
     cdef int deliver_unresolved(self) except -1
     # False: its look-up, or the disk, needs more time.

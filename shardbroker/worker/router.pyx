@@ -29,7 +29,7 @@ from shm.counters cimport (
     SESSION_TAKENOVER, SESSION_TERMINATED, SESSIONS_COUNT,
 )
 from shm.destinations cimport number_of
-from shm.records cimport RECORD_PUBLISH, RECORD_SHARED
+from shm.records cimport FLAG_ANSWERED, RECORD_PUBLISH, RECORD_SHARED
 
 from shardbroker.logs.phrases import log_line
 from shardbroker.mqtt.errors import MqttError
@@ -69,6 +69,7 @@ cdef class Router(WorkerContext):
         self.own_destination = own_destination
         self.picker = GroupPicker(settings.mqtt.shared_subscription_strategy, self.turn, own_destination, seed)
         self.publication = Publication.__new__(Publication)
+        self.publication.answered = FLAG_ANSWERED
         self.exclusive = ExclusiveSubscriptions(self, self.by_key, own_destination)
         self.retries = Retries(self, settings.delayed)
         self.admission = Admission(self, self.retries.delays)
@@ -199,26 +200,26 @@ cdef class Router(WorkerContext):
             publication = Publication.__new__(Publication)
             publication.borrow(message)
             return self.retries.delay(publication, at_ms)
-        if not self.try_publish(message, publisher, None):
-            self.retries.defer(defer_for_all(message))
+        if not self.try_publish(message, publisher, None, 0):
+            self.retries.defer(defer_for_all(message, 0))
         return 0
 
-    cdef bint publish_in_order(self, Message message, Session publisher) except -1:
-        if not self.retries.waiting and self.try_publish(message, publisher, None):
+    cdef bint publish_in_order(self, Message message, Session publisher, uint8_t answered) except -1:
+        if not self.retries.waiting and self.try_publish(message, publisher, None, answered):
             return True
-        self.retries.defer(defer_for_all(message))
+        self.retries.defer(defer_for_all(message, answered))
         return False
 
-    cdef bint try_publish(self, Message message, Session publisher, list holder) except -1:
+    cdef bint try_publish(self, Message message, Session publisher, list holder, uint8_t answered) except -1:
         try:
-            return self.publish_held(message, publisher, holder)
+            return self.publish_held(message, publisher, holder, answered)
         except MqttError:
             self.count_outdated()          # fewer levels are allowed than when it came
         except Exception as error:
             self.drop_failed("publish", message.topic, error)
         return True
 
-    cdef bint publish_held(self, Message message, Session publisher, list holder) except -1:
+    cdef bint publish_held(self, Message message, Session publisher, list holder, uint8_t answered) except -1:
         cdef TopicEntry entry = self.resolver.resolve(message.block, message.topic_size, holder)
         cdef Publication publication
         if entry is not None and entry.unroutable:
@@ -231,6 +232,7 @@ cdef class Router(WorkerContext):
         if self.watch:
             self.watcher.routed(publication, not entry.is_empty())
         publication.unrepeatable = True
+        publication.answered = answered
         self.publish(entry, publication, publisher)
         return True
 
@@ -261,7 +263,8 @@ cdef class Router(WorkerContext):
         if deferred.lookups is None:
             deferred.lookups = []
         if deferred.purpose == DEFERRED_FOR_ALL:
-            return self.try_publish(deferred.message, self.sessions.get(deferred.message.client_id), deferred.lookups)
+            return self.try_publish(
+                deferred.message, self.sessions.get(deferred.message.client_id), deferred.lookups, deferred.answered)
         if deferred.purpose == DEFERRED_FOR_TIME:
             return self.publish_delayed(deferred)
         if deferred.purpose == DEFERRED_FOR_GROUP:
@@ -308,6 +311,7 @@ cdef class Router(WorkerContext):
             return False
         publication = Publication.__new__(Publication)
         publication.borrow(message)
+        publication.answered = deferred.answered
         self.deliver_locally(entry, publication, None)
         return True
 
@@ -329,7 +333,7 @@ cdef class Router(WorkerContext):
         cdef Publication stamped = Publication.__new__(Publication)
         self.stamp(stamped)
         id = stamped.id_high.to_bytes(8, "big") + stamped.id_low.to_bytes(8, "big")
-        if not self.try_publish(make_message(topic, payload, b"", None, id, 0, 0, False, 0, 0), None, None):
+        if not self.try_publish(make_message(topic, payload, b"", None, id, 0, 0, False, 0, 0), None, None, 0):
             self.drop_event()
 
     def drop_event(self) -> None:
@@ -382,7 +386,7 @@ cdef class Router(WorkerContext):
         else:
             # A session that has moved meanwhile would take an id of then for one that its former node has dealt with.
             message = deferred.message if self.passed is None else self.stamped_again(deferred.message)
-            if not self.try_publish(message, self.sessions.get(deferred.message.client_id), deferred.lookups):
+            if not self.try_publish(message, self.sessions.get(deferred.message.client_id), deferred.lookups, 0):
                 return False
         self.retries.delays.remove(deferred)
         return True
@@ -455,14 +459,21 @@ cdef class Router(WorkerContext):
     cdef int forward(self, long destination, Publication publication) except -1:
         """To another worker; deferred if its ring is full: room_for() was asked, but not by what the broker itself publishes."""
         if not self.outlets.forward(destination, publication):
-            self.retries.defer(defer_for_ring(publication.keep(), destination, RECORD_PUBLISH, 0, 0, b"", b""))
+            self.defer_record(publication, destination, RECORD_PUBLISH, 0, 0, b"", b"")
         return 0
 
     cdef int forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1:
         """Likewise; room_for() cannot ask room for more shared groups than a ring has room for at all."""
         if not self.outlets.forward_shared(destination, member, group, publication, attempts):
-            self.retries.defer(defer_for_ring(publication.keep(), destination, RECORD_SHARED, member, attempts, <bytes>group[0], <bytes>group[1]))
+            self.defer_record(publication, destination, RECORD_SHARED, member, attempts, <bytes>group[0], <bytes>group[1])
         return 0
+
+    cdef int defer_record(
+        self, Publication publication, long destination, int record, uint64_t member, int attempts, bytes group, bytes filter,
+    ) except -1:
+        cdef Deferred deferred = defer_for_ring(publication.keep(), destination, record, member, attempts, group, filter)
+        deferred.answered = publication.answered
+        return self.retries.defer(deferred)
 
     # --- sessions -----------------------------------------------------------------------------------------------------------
 
@@ -643,6 +654,7 @@ cdef class Router(WorkerContext):
         publication = Publication.__new__(Publication)
         publication.borrow(message)
         publication.unrepeatable = True    # the worker that had it has acknowledged it
+        publication.answered = FLAG_ANSWERED
         for group in entry.groups:
             if group[0] == group_name and group[1] == filter:
                 self.deliver_shared(group, publication, None, attempts, (self.own_destination, failed) if failed else None)

@@ -145,8 +145,8 @@ cdef int empty_window(Session session, bint keep) except -1:
                 (<DeliveryRing>lane).move_front(&one)
                 queue.push(priority, one.qos)[0] = one
         session.queue = queue if queue.count else None
+    session.first_id = session.packet_id_at(session.window.count)          # the client may hold those before it
     session.window = None
-    session.first_id = 1
     return 0
 
 

@@ -20,6 +20,7 @@ from acceptor.handover import receive_one
 from acceptor.main import run
 from shardbroker.config.cluster import Cluster
 from shardbroker.config.flows import Flows
+from shardbroker.config.gateways import Gateways
 from shardbroker.config.listeners import Listener, ZoneLimiter
 from shardbroker.config.settings import Durability
 from shm.counters import Counters, ProcessState
@@ -42,7 +43,7 @@ class FakeBroker:
         process = SimpleNamespace(workers=workers, acceptors=1)
         settings = SimpleNamespace(
             process=process, mqtt=SimpleNamespace(**limits | mqtt), listeners={"default": entrance}, cluster=Cluster(),
-            durability=Durability(), flows=Flows(),
+            durability=Durability(), flows=Flows(), gateways=Gateways(),
         )
         self._stack = ExitStack()
         with ExitStack() as cleanup:

@@ -208,3 +208,25 @@ def test_a_topic_from_an_alias_makes_no_packet_longer_than_there_is(version: int
     output = subscriber.take_output()
     assert len(output) <= PACKET_MAX, len(output)
     assert output == b""
+
+
+@pytest.mark.parametrize("announced", [300_000, 600_000], ids=["mqtt.max_packet_size", "before CONNACK"])
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_connect_that_is_too_long_has_the_same_answer_however_it_is_cut(version: int, announced: int) -> None:
+    """What 5.0 answers and 3.x does not is known with the level, which may arrive after the length."""
+    settings = load(None, {}, ["mqtt.max_packet_size=64KB"]).settings
+    name = b"\x00\x06MQIsdp" if version == 3 else b"\x00\x04MQTT"
+    length = bytes([announced & 0x7F | 0x80, announced >> 7 & 0x7F | 0x80, announced >> 14])
+    start = b"\x10" + length + name + bytes([version, 2, 0, 60])
+    answers = []
+    for cut in range(1, len(start)):
+        routes = MemoryRoutes()
+        router = SansIoRouter(settings, routes, 0, NOW_MS, seed=1)
+        routes.shards = [router]
+        channel = router.connect("cut", b"cut")
+        channel.receive(start[:cut])
+        channel.receive(start[cut:])
+        assert channel.is_closing
+        answers.append(channel.take_output())
+    assert len(set(answers)) == 1
+    assert (answers[0][0] == 0x20 and answers[0][3] == PACKET_TOO_LARGE) if version == 5 else not answers[0]

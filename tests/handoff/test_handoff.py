@@ -15,7 +15,7 @@ from tests.edge.conftest import Edge
 from tests.edge.test_tls import NEWER, OLDER, dial, speaking, upgraded
 from tests.edge.websocket import WebSocket
 from tests.handoff.conftest import WORKERS, replace
-from tests.harness import Client, Publish, client_id_on, wire
+from tests.harness import Broker, Client, Publish, client_id_on, wire
 
 pytestmark = pytest.mark.own_broker
 TRANSPORTS = ("tcp", "ws", "tls1.2", "tls1.3", "wss")
@@ -43,7 +43,9 @@ def name_on(worker: int) -> str:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_connection_goes_on_where_it_was(whole: Edge, authority: Authority, transport: str, version: int, clean: bool) -> None:
+def test_a_connection_goes_on_where_it_was(
+    whole: Edge, authority: Authority, transport: str, version: int, clean: bool, move: Callable[[Broker], None]
+) -> None:
     """Exchanges of both directions are half done, a packet is half sent, and both sides use aliases that they made before."""
     made = dialler(whole, authority, transport)
     topic = f"goes-on/{next(numbers)}"
@@ -73,7 +75,7 @@ def test_a_connection_goes_on_where_it_was(whole: Edge, authority: Authority, tr
             # To the client: one more in flight, none acknowledged.
             other.publish(topic, b"next %d" % number, 1)
             following = client.expect(Publish, payload=b"next %d" % number)
-            assert replace(whole, 0)["worker"] == 0
+            move(whole)
             client.send_raw(packet[40:])
             client.expect(wire.Puback)
             assert other.expect(Publish).payload == b"cut %d" % number * 50

@@ -19,8 +19,8 @@ STEPS = {
     "predecessor._be_quiet:before": RESTARTS,
     "state.collect:before": RESTARTS,
     "state.collect:after": RESTARTS,
-    "protocol.Peer.send_all:before": RESTARTS,
-    "protocol.Peer.send_all:after": REPLACED,
+    "predecessor.Peer.send_all:before": RESTARTS,
+    "predecessor.Peer.send_all:after": REPLACED,
     "state.leave:before": REPLACED,
     "state.leave:after": REPLACED,
     # its successor is killed, gives up, or hangs

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from shardbroker.control import Control, ControlError
+from tests.docs.pages import ROOT
 from tests.edge.certificates import Authority
 from tests.edge.conftest import Edge
 from tests.edge.test_tls import dial
@@ -35,8 +36,8 @@ KEPT = {"session_expiry_interval": 100}
 class Upgradable:
     """A broker that runs from an installation of its own."""
 
-    def __init__(self, directory: Path, broker: Broker, version: str = "0.1.1") -> None:
-        self.code = Installation(directory, version)
+    def __init__(self, directory: Path, broker: Broker, version: str = "0.1.1", root: Path = ROOT) -> None:
+        self.code = Installation(directory, version, root)
         self.broker = broker
         broker.settings |= SLOW_MACHINE
         broker.program = (str(self.code.program),)
@@ -280,7 +281,7 @@ def test_a_layout_that_the_new_code_does_not_know_is_drained_as_told(two: Upgrad
 
 def test_workers_of_another_format_are_drained_one_after_the_other(two: Upgradable) -> None:
     client = kept_client(two)
-    two.code.replace("shardbroker/worker/handoff/protocol.py", "FORMAT = 2\n", "FORMAT = 3\n")
+    two.code.replace("shardbroker/worker/handoff/protocol.py", "FORMAT = 3\n", "FORMAT = 4\n")
     ways = two.ways()
     assert (ways["worker-0"], ways["worker-1"], ways["manager"]) == ("drained", "drained", "restarted")
     two.upgrade_to("0.1.2")

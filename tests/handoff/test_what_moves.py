@@ -1,7 +1,7 @@
 """What belongs to a connection or a session beside its packets: who the client is, what it may do, its will, what waits for it."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -14,6 +14,7 @@ from tests.harness import Broker, Client, Closed, Disconnect, Publish, Will, cli
 from tests.harness.waiting import stopped
 
 pytestmark = pytest.mark.own_broker
+Move = Callable[[Broker], None]
 RULES = '{allow, {user, "ada"}, all, ["ada/#"]}.\n{deny, all}.\n'
 
 
@@ -33,25 +34,26 @@ def plain(request: pytest.FixtureRequest) -> Iterator[Broker]:
         yield broker
 
 
-def test_rules_and_a_ban_hold_and_a_client_can_log_in_again(checked: Guarded) -> None:
+def test_rules_and_a_ban_hold_and_a_client_can_log_in_again(checked: Guarded, move: Move) -> None:
     client = login(checked, client_id_on(0, WORKERS, "checked"), "ada")
     client.subscribe("ada/in", 1)
     for _ in range(2):
-        replace(checked, 0)
+        move(checked)
         assert client.publish("ada/in", b"allowed", 1).code == 0  # type: ignore[union-attr]
         client.expect(Publish, payload=b"allowed")
         assert client.publish("eve/in", b"denied", 1).code == 0x87  # type: ignore[union-attr]
         assert client.subscribe("eve/in", 1, check=False).codes == (0x87,)
         again(client, "ada")
         client.expect(wire.Auth, code=0)
-    replace(checked, 0)
+    move(checked)
     checked.admin.ban("username", "ada")
     with Control(checked.data_dir) as control:
         control.call("config reload")
     assert isinstance(client.expect_close(20), Disconnect)
+    assert checked.admin.unban("username", "ada")  # for the other way to move
 
 
-def test_topics_stay_below_a_mount_point() -> None:
+def test_topics_stay_below_a_mount_point(move: Move) -> None:
     with Edge({"own": {"mountpoint": "tenants/${username}/${clientid}/"}}, WORKERS) as broker:
         name = client_id_on(0, WORKERS, "mounted")
         with Client(broker.address, 5, "outside") as outside, Client(
@@ -59,7 +61,7 @@ def test_topics_stay_below_a_mount_point() -> None:
         ) as inside:
             inside.subscribe("in", 1)
             outside.subscribe("#", 1)
-            replace(broker, 0)
+            move(broker)
             inside.publish("out", b"1", 1)
             assert outside.expect(Publish).topic == f"tenants/ada/{name}/out"
             outside.publish(f"tenants/ada/{name}/in", b"2", 1)
@@ -67,7 +69,7 @@ def test_topics_stay_below_a_mount_point() -> None:
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_what_waits_for_a_client_waits_for_it_afterwards(plain: Broker, version: int) -> None:
+def test_what_waits_for_a_client_waits_for_it_afterwards(plain: Broker, version: int, move: Move) -> None:
     """Three are in flight, the others in the queue; they arrive once and in order."""
     topic = f"waits/{version}"
     with Client(plain.address, 5, client_id_on(1, WORKERS, "other")) as other, Client(
@@ -80,18 +82,18 @@ def test_what_waits_for_a_client_waits_for_it_afterwards(plain: Broker, version:
             message = client.expect(Publish, payload=b"%d" % number, dup=False)
             assert message.packet_id == number + 1
             if number % 3 == 2:
-                replace(plain, 0)
+                move(plain)
             client.ack(message)
 
 
-def test_a_session_without_a_connection_is_found_by_its_client(plain: Broker) -> None:
+def test_a_session_without_a_connection_is_found_by_its_client(plain: Broker, move: Move) -> None:
     name, kept = client_id_on(0, WORKERS, "absent"), {"session_expiry_interval": 100}
     with Client(plain.address, 5, client_id_on(1, WORKERS, "other")) as other:
         client = Client(plain.address, 5, name, clean=False, properties=kept)
         client.subscribe("absent", 1)
         client.close()
         other.publish("absent", b"before", 1)
-        replace(plain, 0)
+        move(plain)
         other.publish("absent", b"behind", 1)
         with Client(plain.address, 5, name, clean=False, properties=kept) as client:
             assert client.connack is not None
@@ -100,21 +102,21 @@ def test_a_session_without_a_connection_is_found_by_its_client(plain: Broker) ->
             client.expect(Publish, payload=b"behind")
 
 
-def test_a_will_is_published_and_a_takeover_ends_the_older_connection(plain: Broker) -> None:
+def test_a_will_is_published_and_a_takeover_ends_the_older_connection(plain: Broker, move: Move) -> None:
     name = client_id_on(0, WORKERS, "will")
     with Client(plain.address, 5, client_id_on(1, WORKERS, "other")) as other:
         other.subscribe("will", 1)
         first = Client(plain.address, 5, name, will=Will("will", b"taken over", 1))
-        replace(plain, 0)
+        move(plain)
         second = Client(plain.address, 5, name, will=Will("will", b"lost", 1))
         first.expect_close()
         other.expect(Publish, payload=b"taken over")
-        replace(plain, 0)
+        move(plain)
         second.socket.close()
         other.expect(Publish, payload=b"lost")
 
 
-def test_retained_messages_under_way_arrive(plain: Broker) -> None:
+def test_retained_messages_under_way_arrive(plain: Broker, move: Move) -> None:
     total = 300
     with Client(plain.address, 5, client_id_on(1, WORKERS, "other")) as other, Client(
         plain.address, 4, client_id_on(0, WORKERS, "retained"), auto_ack=False
@@ -127,9 +129,32 @@ def test_retained_messages_under_way_arrive(plain: Broker) -> None:
             message = client.expect(Publish, dup=False)
             got.append(message.topic)
             if number in (10, 200):
-                replace(plain, 0)
+                move(plain)
             client.ack(message)
         assert sorted(got) == [f"kept/{number:03}" for number in range(total)]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_retained_messages_under_way_end_with_their_subscription(plain: Broker, is_replaced: bool, move: Move) -> None:
+    """[MQTT-3.10.4-2]. A successor that was told of a subscription that the session no longer had ended by SIGSEGV."""
+    with Client(plain.address, 5, client_id_on(1, WORKERS, "other")) as other, Client(
+        plain.address, 5, client_id_on(0, WORKERS, "leaves"), auto_ack=False
+    ) as client:
+        for number in range(20):
+            other.publish(f"left/{number:02}", b"x", 1, retain=True)
+        client.subscribe("left/#", 1)
+        under_way = [client.expect(Publish) for _ in range(3)]
+        client.unsubscribe("left/#")
+        if is_replaced:
+            move(plain)
+        for message in under_way:
+            client.ack(message)
+        for turn in range(3):
+            client.subscribe("fence", 1)
+            other.publish("fence", b"%d" % turn, 1)
+            client.ack(client.expect(Publish, topic="fence", payload=b"%d" % turn))
+        client.subscribe("left/#", 1)
+        assert len({client.expect(Publish).topic for _ in range(3)}) == 3, "they are sent to it again"
 
 
 def test_a_connect_in_two_halves(plain: Broker) -> None:
@@ -142,16 +167,16 @@ def test_a_connect_in_two_halves(plain: Broker) -> None:
         client.ping()
 
 
-def test_keep_alive_is_measured_on(plain: Broker) -> None:
-    with Client(plain.address, 5, client_id_on(0, WORKERS, "silent"), keepalive=1) as client:
-        replace(plain, 0)
+def test_keep_alive_is_measured_on(plain: Broker, move: Move) -> None:
+    with Client(plain.address, 5, client_id_on(0, WORKERS, "silent"), keepalive=3) as client:
+        move(plain)
         client.ping()
         with pytest.raises(Closed):
             while client.recv(10) is not None:
                 pass
 
 
-def test_counts_of_connections_stay_exact(plain: Broker) -> None:
+def test_counts_of_connections_stay_exact(plain: Broker, move: Move) -> None:
     def listed() -> tuple[int, int, int]:
         with Control(plain.data_dir) as control:
             (row,) = control.call("listeners list")["data"]
@@ -164,7 +189,7 @@ def test_counts_of_connections_stay_exact(plain: Broker) -> None:
     for client in clients:
         client.subscribe("count", 1)
     for _ in range(2):
-        replace(plain, 0)
+        move(plain)
         assert listed() == (5, 5, subscriptions + 5)
     for client in clients:
         client.close()

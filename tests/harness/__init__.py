@@ -5,6 +5,7 @@ wire    builds any packet, right or wrong, and parses strictly what a server sen
 client  a synchronous client on a real socket; `fence` orders events across connections without sleeping.
 broker  starts a shardbroker on a free port with a temporary data directory and checks that it ends clean,
         or takes one that is already running (`pytest --broker HOST:PORT`).
+segments  looks at journals while a broker writes them.
 fork_server  starts those brokers by fork where exec would make no difference.
 
 Fixtures are in tests/conftest.py. Tests say what they cover with `@statement("3.1.1", "MQTT-3.1.2-1", ...)`.

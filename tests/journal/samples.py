@@ -10,7 +10,9 @@ from shardbroker.journal import Block, Damage, open_journal, read
 from shardbroker.journal.schema import FIELDS, Field, Kind, Record, Value, encode
 
 HOT = (
-    Kind.MESSAGE, Kind.SESSION_NAMED, Kind.QUEUED, Kind.DELIVERED, Kind.ACKNOWLEDGED, Kind.DROPPED, Kind.RECEIVED, Kind.RELEASED,
+    Kind.MESSAGE, Kind.SESSION_CREATED, Kind.SESSION_RESUMED, Kind.SESSION_SAVED, Kind.SESSION_NAMED, Kind.DISCONNECTED,
+    Kind.SESSION_ENDED, Kind.SUBSCRIBED, Kind.UNSUBSCRIBED, Kind.QUEUED, Kind.DELIVERED, Kind.ACKNOWLEDGED, Kind.DROPPED,
+    Kind.RECEIVED, Kind.RELEASED,
 )  # fmt: skip
 """Kinds with a compiled encoder."""
 

@@ -9,7 +9,10 @@ from shardbroker.journal.encode import log_for_test
 from shardbroker.journal.schema import FIELDS, Field, Kind, MessageFlag, SchemaError, Value, decode_items, encode
 from tests.journal.samples import HOT, any_record, fields_of
 
-_LIMITS = {"packet_id": 65535, "reason": 255, "flags": 31, "priority": 256, "packet": 7}
+_LIMITS = {
+    "packet_id": 65535, "reason": 255, "flags": 31, "priority": 256, "packet": 7, "version": 5, "options": 127,
+    "identifier": 268435455, "expiry_ms": 2**64 - 2,
+}  # fmt: skip
 
 
 class _Block:
@@ -47,8 +50,10 @@ def test_compiled_encoders_write_what_the_schema_says(block: _Block, data: st.Da
             fields[name] = value % (_LIMITS[name] + 1)
         elif allowed == Field.BYTES and name == "id":
             fields[name] = ((value if isinstance(value, bytes) else b"") + bytes(16))[:16]
-        elif allowed == Field.BYTES and name not in ("ids", "group", "filter", "publisher"):
+        elif allowed == Field.BYTES and name not in ("ids", "group", "publisher") and ("group" not in fields or name != "filter"):
             fields[name] = value or b""
+    if fields.get("expires_at_ms") == 0:
+        fields["expires_at_ms"] = None
     if "group" in fields and (fields["group"] is None or fields["filter"] is None):
         fields["group"] = fields["filter"] = None
     expected = encode(kind, **fields)

@@ -1,10 +1,12 @@
 """Packets of a client, many at a time: the same bytes as one by one, and the same packets however they are cut."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardbroker.mqtt.batches import encode_publishes, publish_size, split_packets
+from shardbroker.mqtt.batches import encode_acks, encode_publishes, publish_size, split_packets
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import Connack, Pingresp, Puback, Pubcomp, Publish, Pubrec, Pubrel, Suback, encode_properties
 from shardbroker.mqtt.spec import PropertyId
@@ -33,6 +35,11 @@ def test_a_batch_has_the_bytes_of_its_packets(messages: list[Given], version: in
     assert encode_publishes(rows, version) == b"".join(single)
     sizes = [publish_size(topic, flags & 6, properties, payload, version) for flags, _, topic, properties, payload in rows]
     assert sizes == [len(one) for one in single]
+
+
+@given(st.lists(st.integers(1, 65535), max_size=5), st.sampled_from([Puback, Pubrec, Pubrel, Pubcomp]), st.sampled_from([3, 4, 5]))
+def test_acknowledgements_have_the_bytes_of_their_packets(ids: list[int], kind: Any, version: int) -> None:
+    assert encode_acks(kind.first, ids) == b"".join(kind(one).encode(version) for one in ids)
 
 
 @given(st.integers(0, 60))

@@ -24,7 +24,10 @@ from shm.ring import Inbox
 from shm.routes import RouteTable
 
 KEYS = [key for key, _, _ in c_fields(Mqtt)]
-OTHERS: dict[str, Any] = {"server_keepalive": 30.0, "retry_interval": 7.0, "mqueue_default_priority": "highest"}
+OTHERS: dict[str, Any] = {
+    "server_keepalive": 30.0, "retry_interval": 7.0, "mqueue_default_priority": "highest", "mqueue_overflow": "push_back",
+    "push_back_topics": ["orders/#"],
+}  # fmt: skip
 """Values where the default does not give another one."""
 
 

@@ -31,27 +31,27 @@ def places(*settings: str, roles: Sequence[Role] = ROLES, cores: Cores = THREE) 
 def test_processes_are_numbered_by_the_table() -> None:
     found = places("process.workers=2", "process.acceptors=1", cores=Cores([0, 4, 5], [4], [0, 5]))
     assert found == [(0, "worker-0", (4,)), (1, "worker-1", (4,)), (2, "manager", ()), (3, "flows-0", ()), (4, "integrations", ()),
-                     (5, "api", ()), (6, "acceptor-0", (0, 5)), (7, "gateway-coap", ()),
-                     (8, "gateway-exproto", ()), (9, "gateway-mqttsn", ()), (10, "gateway-stomp", ()),
+                     (5, "api", ()), (6, "acceptor-0", (0, 5)), (7, "gateway-coap-0", ()),
+                     (8, "gateway-exproto", ()), (9, "gateway-mqttsn-0", ()), (10, "gateway-stomp-0", ()),
                      (11, "cluster", ())]  # fmt: skip
 
 
 def test_numbers_that_the_machine_decides() -> None:
     titles = [title for _, title, _ in places(cores=Cores([0, 1, 2], [1, 2]))]
     assert titles == [
-        "worker-0", "worker-1", "manager", "flows-0", "integrations", "api", "acceptor-0", "acceptor-1", "gateway-coap",
-        "gateway-exproto", "gateway-mqttsn", "gateway-stomp", "cluster",
+        "worker-0", "worker-1", "manager", "flows-0", "integrations", "api", "acceptor-0", "acceptor-1", "gateway-coap-0",
+        "gateway-exproto", "gateway-mqttsn-0", "gateway-stomp-0", "cluster",
     ]  # fmt: skip
     assert [title for _, title, _ in places(cores=Cores([0], [0]))][-7:] == [
-        "api", "acceptor-0", "gateway-coap", "gateway-exproto", "gateway-mqttsn", "gateway-stomp", "cluster",
+        "api", "acceptor-0", "gateway-coap-0", "gateway-exproto", "gateway-mqttsn-0", "gateway-stomp-0", "cluster",
     ]  # fmt: skip
 
 
 def test_a_row_with_an_inbox_comes_behind_workers_and_manager_and_before_the_others() -> None:
     row = Role("echo", lambda topology: None, drain_order=1, inbox=True)
     assert [title for _, title, _ in places("process.workers=1", "process.acceptors=1", roles=(*ROLES, row))] == [
-        "worker-0", "manager", "flows-0", "echo", "integrations", "api", "acceptor-0", "gateway-coap",
-        "gateway-exproto", "gateway-mqttsn", "gateway-stomp", "cluster",
+        "worker-0", "manager", "flows-0", "echo", "integrations", "api", "acceptor-0", "gateway-coap-0",
+        "gateway-exproto", "gateway-mqttsn-0", "gateway-stomp-0", "cluster",
     ]  # fmt: skip
 
 

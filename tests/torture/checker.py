@@ -21,9 +21,10 @@ them makes one publication at most if the QoS is 1; of QoS 2 and 0 all of them t
     QoS 1           once at most on each connection of the subscriber, and on none after one on which the broker has read the
                     PUBACK (`History.settled`: it has answered what the subscriber sent behind the PUBACK)
 
-so that at any moment  arrivals on this connection + PUBACKs read on earlier ones <= publications.  Kills need no term of their
-own: one that makes the broker send again also ends a connection, of the publisher or of the subscriber. The bound holds without
-a retry interval (`mqtt.retry_interval`), which is the default.
+so that at any moment  arrivals on this connection + PUBACKs read on earlier ones <= publications,  where those with QoS 0 count on
+every connection: the subscription may have had another QoS before. Kills need no term of their own: one that makes the broker send
+again also ends a connection, of the publisher or of the subscriber. The bound holds without a retry interval
+(`mqtt.retry_interval`), which is the default.
 
 Order. Messages of one publisher and topic arrive in the order in which they were first sent, whatever their QoS, with the
 exceptions that docs/ordering.md has: QoS 0 does not wait for room in a subscriber's window, so it may overtake QoS 1 and 2; and
@@ -36,6 +37,15 @@ message of the same kind arrived on it, or if it never ended.
 An exclusive subscription has one holder at a time: none is granted to a client between `granted_s` and `leaving_s` of another.
 
 A delayed message must not arrive before its time, which begins when it is first sent.
+
+Full queues. Where queues are short and publishers wait for those of connected clients (`mqtt.mqueue_overflow = push_back`), each
+message that is dropped is known, and why (overflows.py). It need not arrive; QoS 1 that is sent again by its publisher may arrive
+behind newer messages then. Three things may be dropped (docs/design/0017-push-back.md), all else is a
+fault of its own:
+
+    a client that is absent      what waits for it
+    a queue that has stalled     its oldest messages
+    no acknowledgement is owed   QoS 0, wills and delayed messages (`History.owed_nothing`)
 
 Connections. The broker must not end one but by the death of the process that had it, from the moment on at which the client
 began to connect. So where there were only moves since (a worker replaced, the broker upgraded), none ends.
@@ -56,10 +66,12 @@ EARLY_S = 0.1
 """A worker reads its clock once a pass, and counts a delay from there: the pass may have begun before the message was sent."""
 IN_FLIGHT_S = 1.0
 """An UNSUBSCRIBE may overtake a message acknowledged just before on its way to the subscriber's worker: no standard forbids it."""
+ABSENT_S = 1.0
+"""A worker that replaces a killed one may drop what waits for its clients before these notice that their connections have ended."""
 SHOWN = 12
 """Message numbers, and faults of a kind, that a report shows."""
 KILLS_AROUND = 3
-REPLACE, UPGRADE = "replace", "upgrade"
+REPLACE, UPGRADE, RESIZE = "replace", "upgrade", "resize"
 """Moves: `replace-1` is that of worker 1."""
 SHARE = "$share/"
 EXCLUSIVE = "$exclusive/"
@@ -73,6 +85,7 @@ class Kind(StrEnum):
     SESSION = "session lost"
     SUBSCRIPTION = "subscription lost"
     LOST = "message lost"
+    DROPPED = "message dropped for a connected client"
     DUPLICATE = "QoS 2 message more than once"
     REPEATED = "message more often than it was sent"
     ORDER = "out of order"
@@ -144,6 +157,17 @@ class Drop:
     how: str
 
 
+@dataclass(frozen=True)
+class Overflow:
+    """A message that did not stay in a full queue."""
+
+    at_s: float
+    stalled: bool
+    """The queue has."""
+    connected: bool
+    """Its client was, as far as the broker knew."""
+
+
 @dataclass
 class Arrivals:
     """What one client got, in order: message number, QoS, when, on which of its connections."""
@@ -172,6 +196,10 @@ class History:
         """workers: how many the broker has; 0: the number changes."""
         self.clock = clock
         self.workers = workers
+        self.owed_nothing: tuple[str, ...] = ()
+        """Beginnings of topics whose messages have no publisher that waits."""
+        self.overflows: dict[tuple[str, int], list[Overflow]] = defaultdict(list)
+        """Client and message: when its full queue dropped it."""
         self.names: list[str] = []
         self.topics: list[str] = []
         self._name_numbers: dict[str, int] = {}
@@ -275,6 +303,10 @@ class History:
     def left(self, client: str, topic_filter: str) -> None:
         self._spring()
         self.intervals[client, topic_filter][-1].left_s = self.clock()
+
+    def overflowed(self, client: str, number: int, overflow: Overflow) -> None:
+        """The full queue of the client has dropped the message."""
+        self.overflows[client, number].append(overflow)
 
     def retained(self, client: str, floor: dict[str, int], found: dict[str, int]) -> None:
         """A new subscriber got these retained messages, with these acknowledged before it asked."""
@@ -386,6 +418,7 @@ def check(history: History) -> list[Fault]:
     found += _check_groups(history, counts)
     found += _check_exclusive(history)
     found += _check_drops(history)
+    found += _check_overflows(history)
     return sorted(found, key=lambda fault: fault.at_s)
 
 
@@ -411,6 +444,8 @@ def _check_arrivals(history: History, client: str, count: bytearray) -> Iterator
     newest: dict[tuple[int, int], dict[tuple[int, bool], int]] = defaultdict(dict)
     seen = bytearray(len(count))
     on_connection: dict[int, tuple[int, int]] = {}
+    of_qos_0: Counter[int] = Counter()
+    """Arrivals of each message, on all connections."""
     intervals = {number: _intervals(history, client, topic) for number, topic in enumerate(history.topics)}
     shared = {number for number, topic in enumerate(history.topics) if _is_shared(history, client, topic)}
     lost = history.lost_sessions
@@ -429,12 +464,15 @@ def _check_arrivals(history: History, client: str, count: bytearray) -> Iterator
         if at_s < history.due_s.get(number, 0.0) - EARLY_S:
             yield fault(Kind.EARLY, number, at_s, f"arrived at {at_s:.3f}, due at {history.due_s[number]:.3f}")
         last, here = on_connection.get(number, (connection, 0))
-        here = here + 1 if last == connection or qos != 1 else 1
+        here = (here if last == connection else 0) + (qos != 0)
         on_connection[number] = connection, here
+        of_qos_0[number] += qos == 0
         if seen[number]:
             if qos == 2 and seen[number] == 1:
                 yield fault(Kind.DUPLICATE, number, at_s, f"arrived {count[number]} times, again at {at_s:.3f}")
-            elif qos != 2 and here + _settled_before(history, client, number, connection) > _publications(history, number, at_s):
+            elif qos != 2 and here + of_qos_0[number] + _settled_before(history, client, number, connection) > _publications(
+                history, number, at_s
+            ):
                 yield fault(Kind.REPEATED, number, at_s, f"arrived {count[number]} times, again with QoS {qos} at {at_s:.3f}")
             seen[number] = 2
             continue
@@ -443,7 +481,7 @@ def _check_arrivals(history: History, client: str, count: bytearray) -> Iterator
         if topic not in shared:
             spanned = _spanned(possible, sent_s, at_s)
             for (level, at_once), before in stream.items():
-                if before < number or (at_once and qos):
+                if before < number or (at_once and qos) or _dropped_before(history, client, number, at_s):
                     continue
                 if level == history.qos[number]:
                     if qos == 2 or spanned:
@@ -531,7 +569,7 @@ def _check_losses(history: History, counts: dict[str, bytearray]) -> Iterator[Fa
                     if min(interval.qos, history.qos[number]) or _connection_lasted(history, client, number, last[client])
                 )
             due.sort()
-            missing = [number for number in due if not counts[client][number]]
+            missing = [number for number in due if not counts[client][number] and (client, number) not in history.overflows]
             if missing:
                 yield _loss(history, client, topic_filter, due, missing)
 
@@ -550,6 +588,28 @@ def _due(history: History, numbers: array, interval: Interval) -> Iterator[int]:
         pause_s = 0.0 if interval.leaving_s == INFINITE else history.moving_s(acked_s, interval.leaving_s)
         if acked_s + IN_FLIGHT_S + pause_s <= interval.leaving_s:
             yield number
+
+
+def _check_overflows(history: History) -> Iterator[Fault]:
+    """What full queues may not drop."""
+    for (client, number), overflows in history.overflows.items():
+        if not history.qos[number] or history.topics[history.topic[number]].startswith(history.owed_nothing):
+            continue
+        for one in overflows:
+            if not one.stalled and (one.connected or _is_connected(history, client, one.at_s)):
+                known = "a" if one.connected else "no"
+                text = f"{history.describe(number)} dropped at {one.at_s:.3f}, when the broker had {known} connection of it"
+                yield Fault(Kind.DROPPED, client, text, one.at_s)
+
+
+def _is_connected(history: History, client: str, at_s: float) -> bool:
+    """Whether its connection cannot have ended by then."""
+    return any(begin_s <= at_s <= end_s - ABSENT_S for begin_s, end_s in history.connections.get(client, ()))
+
+
+def _dropped_before(history: History, client: str, number: int, at_s: float) -> bool:
+    """Whether it arrived of a later attempt of its publisher, and an earlier one was dropped."""
+    return history.qos[number] == 1 and any(one.at_s <= at_s for one in history.overflows.get((client, number), ()))
 
 
 def _last_on_connections(history: History, client: str) -> dict[tuple[int, int, int, int], int]:
@@ -626,7 +686,10 @@ def _check_groups(history: History, counts: dict[str, bytearray]) -> Iterator[Fa
         names = ", ".join(clients)
         if staying:
             due = list(_due(history, of_group, min(staying, key=lambda one: one.granted_s)))
-            missing = [number for number in due if not any(counts[client][number] for client in clients)]
+            missing = [
+                number for number in due
+                if not any(counts[client][number] or (client, number) in history.overflows for client in clients)
+            ]  # fmt: skip
             if missing:
                 yield _loss(history, names, topic_filter, due, missing)
         for number in of_group:
@@ -677,13 +740,13 @@ def seen(history: History) -> Counter[Seen]:
     count[Seen.SENT_AGAIN] = sum(len(times) for number, times in history.attempts.items() if history.qos[number] == 1)
     count[Seen.SETTLED] = sum(map(len, history.settlements.values()))
     count[Seen.REFUSED] = history.refused.total()
-    count[Seen.REPLACED] = sum(one.what != UPGRADE for one in history.moves)
+    count[Seen.REPLACED] = sum(one.what not in (UPGRADE, RESIZE) for one in history.moves)
     count[Seen.UPGRADED] = sum(one.what == UPGRADE for one in history.moves)
     count[Seen.CUT_SHORT] = history.cut_short
     count[Seen.KEPT] = sum(
         begin_s < one.begin_s and one.end_s < end_s
         for one in history.moves for client, connections in history.connections.items() for begin_s, end_s in connections
-        if one.what == UPGRADE or not history.workers or one.what == f"{REPLACE}-{worker_of(client, history.workers)}"
+        if one.what in (UPGRADE, RESIZE) or not history.workers or one.what == f"{REPLACE}-{worker_of(client, history.workers)}"
     )  # fmt: skip
     delayed_over_a_kill = set()
     for client, arrivals in history.arrivals.items():

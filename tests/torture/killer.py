@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tests.harness import Broker
-from tests.torture.checker import REPLACE, UPGRADE, History, Kind
+from tests.torture.checker import REPLACE, RESIZE, UPGRADE, History, Kind
 from tests.torture.mover import MOVES, Mover, children
 from tests.torture.power import Power
 
@@ -34,9 +34,11 @@ RESTS_S = (5.2, 8.0)
 WHOLE = ("supervisor", "everything", STOP, POWER)
 WHOLE_RESTS_S = (6.0, 16.0)
 POWER_RESTS_S = (0.3, 2.5)
-MOVE_RESTS_S = {REPLACE: (0.5, 4.0), UPGRADE: (4.0, 10.0)}
+MOVE_RESTS_S = {REPLACE: (0.5, 4.0), UPGRADE: (4.0, 10.0), RESIZE: (1.0, 5.0)}
 REFUSED_S = 0.2
 """Behind a move that was refused."""
+FEWEST_MOVES = 2
+"""Of a run with moves, however quickly its kills are done: a run without one would show nothing about them."""
 TRAPPED = 0.5
 """How many kills wait for an acknowledgement, for TRAP_S at most."""
 TRAP_S = 0.2
@@ -75,6 +77,7 @@ def aimed_at(supervisor: int, place: str) -> Iterator[Callable[[], None] | None]
 class Killer(threading.Thread):
     """Kills and moves until `kills` are done (0: without end) or `stop` is called, then waits until the broker is whole again.
 
+    A mover makes FEWEST_MOVES at least, so there may be more than `kills`.
     `error` holds what went wrong in this thread.
     """
 
@@ -118,7 +121,7 @@ class Killer(threading.Thread):
         try:
             start = time.monotonic()
             self._places = {place: start + delay_s for place, delay_s in self._places.items()}
-            while not self._stopping.is_set() and (not self.kills or self.history.done < self.kills):
+            while not self._stopping.is_set() and not self._is_done():
                 place = min(self._places, key=self._places.__getitem__)
                 self._stopping.wait(max(0.0, self._places[place] - time.monotonic()))
                 if not self._stopping.is_set():
@@ -127,9 +130,14 @@ class Killer(threading.Thread):
         except BaseException as error:
             self.error = error
 
+    def _is_done(self) -> bool:
+        if not self.kills or self.history.done < self.kills:
+            return False
+        return self._mover is None or len(self.history.moves) >= FEWEST_MOVES
+
     def _act(self, place: str) -> None:
         """One kill or move, if there is something to kill, and the moment of the next."""
-        if place.startswith(MOVES):
+        if place.startswith((*MOVES, RESIZE)):
             self._places[place] = time.monotonic() + self._move(place)
             return
         if not self._kill(place):
@@ -152,6 +160,8 @@ class Killer(threading.Thread):
         known = len(self.history.kills)
         if place == UPGRADE:
             moved = self._mover.upgrade(self._fell)
+        elif place == RESIZE:
+            moved = self._mover.resize(self._fell)
         else:
             moved = self._mover.replace(int(place.removeprefix(f"{REPLACE}-")), self._fell)
         if any(victim == "supervisor" for _, victim in self.history.kills[known:]):

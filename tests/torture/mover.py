@@ -1,4 +1,5 @@
-"""Replaces workers of a broker, and upgrades it, with kills in the middle of some: no client may notice but by such a kill.
+"""Replaces workers of a broker, changes their number, and upgrades it, with kills in the middle of some: no client may notice but
+by such a kill.
 
 A kill in the middle is drawn over a time in which the last move of its kind has ended, so that it hits any step of it.
 """
@@ -16,16 +17,19 @@ from typing import Any
 from shardbroker.control import Control, ControlError
 from tests.handoff.installation import Installation
 from tests.harness import Broker
-from tests.torture.checker import REPLACE, UPGRADE, History, Kind
+from tests.torture.checker import REPLACE, RESIZE, UPGRADE, History, Kind
 
 __all__ = ["MOVES", "Mover", "children"]
 
 MOVES = (REPLACE, UPGRADE)
+"""Of a number of workers that stays: a connection that ends is known to be of a certain worker. RESIZE is beside them."""
+WORKERS = range(1, 5)
+"""Numbers of workers that are set."""
 INTERRUPTED = 0.4
 """How many moves are interrupted by a kill."""
 BEYOND = 1.1
 """Kills are drawn up to so many times the length of the last move."""
-REPLACES_S, UPGRADES_S = 0.5, 5.0
+REPLACES_S, UPGRADES_S, RESIZES_S = 0.5, 5.0, 1.0
 """Length of a move, before one was seen."""
 APPEARS_S = 3.0
 """For a successor to be there, once it was asked for."""
@@ -37,7 +41,7 @@ ANOTHER_VERSION = 0.5
 HARMLESS = (
     "not every process of the broker is ready", "does not serve", "is being replaced", "is being reloaded", "is under way",
     "rings of a killed broker are still being read", "are being replayed", "not finished within", "another upgrade has begun",
-    "the successor did not start in time", "clients would be disconnected",
+    "the successor did not start in time", "clients would be disconnected", "a worker does not serve", "have not ended yet",
 )  # fmt: skip
 """Reasons that the documentation has for a refusal: they depend on the moment."""
 
@@ -63,7 +67,7 @@ class Mover:
         self._rng = rng
         self._code = Installation(directory, "0.1.1")
         self._versions = 1
-        self._length_s = {REPLACE: REPLACES_S, UPGRADE: UPGRADES_S}
+        self._length_s = {REPLACE: REPLACES_S, UPGRADE: UPGRADES_S, RESIZE: RESIZES_S}
         broker.program = (str(self._code.program),)
         broker.environment = self._code.environment | {
             name: value for name, value in broker.environment.items() if name not in self._code.environment
@@ -128,21 +132,51 @@ class Mover:
             self._note(problem, struck, begin_s)
         return struck or not problem
 
+    def resize(self, strike: Callable[[str, Callable[[], None]], None]) -> bool:
+        """Changes the number of workers. Returns whether something has happened."""
+        wanted = self._rng.choice([number for number in WORKERS if number != self._workers()])
+        begin_s, kills = self.history.clock(), len(self.history.kills)
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(self._set_workers, wanted)
+            if self._rng.random() < INTERRUPTED:
+                self._pause(RESIZE)
+                if not call.done():
+                    name, pid = self._rng.choice([*children(self.broker.pid), ("supervisor", 0)])
+                    self._strike(name, pid, strike)
+            problem = call.result()
+        self.history.tried(begin_s)
+        struck = len(self.history.kills) > kills
+        if not problem:
+            self.broker.workers = wanted
+            self.history.moved(RESIZE, begin_s)
+            if not struck:
+                self._length_s[RESIZE] = self.history.clock() - begin_s
+        else:
+            self._note(problem, struck, begin_s)
+        return struck or not problem
+
+    def _workers(self) -> int:
+        return len({name for name, _ in children(self.broker.pid) if name.startswith("worker-")})
+
+    def _set_workers(self, workers: int) -> str:
+        return self._call("workers set", workers=workers) or self._followed("workers setting")
+
     def _upgrade(self) -> str:
-        """Returns the problem, or an empty text, once the upgrade has ended."""
-        if problem := self._call("upgrade", drain=False):
-            return problem
+        return self._call("upgrade", drain=False) or self._followed("upgrade-state")
+
+    def _followed(self, verb: str) -> str:
+        """Returns the problem, or an empty text, once what was begun has ended."""
         deadline = time.monotonic() + LONGEST_S
         while time.monotonic() < deadline:
             if self.broker.process is None or self.broker.process.poll() is not None:
                 return "the supervisor has ended"
             with contextlib.suppress(ControlError, OSError):  # the manager starts again
                 with Control(self.broker.data_dir, timeout_s=LONGEST_S) as control:
-                    state: dict[str, Any] = control.call("upgrade-state")
+                    state: dict[str, Any] = control.call(verb)
                 if state["phase"] != "moving":
-                    return "" if state["phase"] == "done" else f"upgrade {state['phase']}: {state.get('problem', '')}"
+                    return "" if state["phase"] == "done" else f"{verb} {state['phase']}: {state.get('problem', '')}"
             time.sleep(0.05)
-        return "the upgrade does not end"
+        return f"{verb}: it does not end"
 
     def _call(self, verb: str, **given: Any) -> str:
         """Returns the problem, or an empty text."""

@@ -4,7 +4,7 @@ import pytest
 
 from tests.harness import wire
 from tests.harness.broker import worker_of
-from tests.torture.checker import IN_FLIGHT_S, Fault, History, Kind, Outage, Seen, check, matches, report, seen
+from tests.torture.checker import ABSENT_S, IN_FLIGHT_S, Fault, History, Kind, Outage, Overflow, Seen, check, matches, report, seen
 from tests.torture.client import Network, Subscriber, payload_of
 
 
@@ -220,6 +220,24 @@ def test_qos_1_again_after_its_acknowledgement_was_read() -> None:
     story.arrive(number, other, qos=1)
     (fault,) = story.faults()
     assert fault.kind == Kind.REPEATED and f"message {number} " in fault.text
+
+
+@pytest.mark.parametrize("first, second", [(1, 0), (0, 1)])
+def test_one_publication_with_qos_1_and_another_with_qos_0(first: int, second: int) -> None:
+    """The subscription has got another QoS between the two."""
+    story = Story(qos=first)
+    story.come_back()
+    number = story.publish(1)
+    story.arrive(number, qos=first)
+    if first:
+        story.history.settled("s", number)
+    story.come_back()
+    story.subscribe(second)
+    story.send_again(number)
+    story.arrive(number, qos=second)
+    assert story.kinds() == []
+    story.arrive(number, qos=second)
+    assert story.kinds() == [Kind.REPEATED]
 
 
 def test_qos_1_again_before_its_publisher_sent_it_again() -> None:
@@ -474,6 +492,67 @@ def test_a_message_that_two_members_got(qos: int) -> None:
     story.give("a", number, qos)
     story.give("b", number, qos)
     assert story.kinds() == ([Kind.DUPLICATE] if qos == 2 else [])
+
+
+@pytest.mark.parametrize("stalled", [False, True])
+@pytest.mark.parametrize("known", ["connected", "absent"])
+def test_a_message_that_a_full_queue_dropped(known: str, stalled: bool) -> None:
+    """For a connected client only where its queue has stalled, whether its worker or only the client knows the connection."""
+    story = Story()
+    story.come_back()
+    first, second = story.publish(), story.publish()
+    story.history.overflowed("s", first, Overflow(story.now, stalled, known == "connected"))
+    story.arrive(second)
+    story.now += 2 * ABSENT_S
+    assert story.kinds() == ([] if stalled else [Kind.DROPPED])
+
+
+def test_a_message_that_was_dropped_for_an_absent_client() -> None:
+    story = Story()
+    story.come_back()
+    story.history.disconnected("s")
+    story.now += 2 * ABSENT_S
+    first, second, third = story.publish(), story.publish(), story.publish()
+    story.history.overflowed("s", first, Overflow(story.now, False, False))
+    story.come_back()
+    story.arrive(third)
+    (fault,) = story.faults()
+    assert fault.kind == Kind.LOST and f"missing: {second};" in fault.text
+
+
+def test_what_no_publisher_waits_for_may_be_dropped() -> None:
+    story = Story()
+    story.history.owed_nothing = ("t/w",)
+    story.come_back()
+    for number in (story.publish(topic="t/w"), story.publish(0)):
+        story.history.overflowed("s", number, Overflow(story.now, False, True))
+    story.now += 2 * ABSENT_S
+    assert story.kinds() == []
+
+
+@pytest.mark.parametrize(("dropped", "kinds"), [(True, []), (False, [Kind.ORDER])])
+def test_qos_1_that_was_dropped_and_sent_again_comes_late(dropped: bool, kinds: list[Kind]) -> None:
+    story = Story(1)
+    first, second = story.publish(1, acknowledge=False), story.publish(1)
+    if dropped:
+        story.history.overflowed("s", first, Overflow(story.now, True, True))
+    story.send_again(first)
+    story.history.acknowledged(first)
+    story.arrive(second, first, qos=1)
+    assert story.kinds() == kinds
+
+
+def test_a_shared_message_that_one_member_dropped() -> None:
+    story = Story()
+    for client in ("a", "b"):
+        story.history.asked(client, "$share/g/t/+", 2)
+        story.history.granted(client, "$share/g/t/+")
+    first = story.publish()
+    story.history.overflowed("a", first, Overflow(story.now, True, True))
+    second = story.publish()
+    story.arrive(first, second)
+    (fault,) = story.faults()
+    assert fault.kind == Kind.LOST and f"missing: {second};" in fault.text
 
 
 def test_a_will_that_was_taken_back_may_come_or_not() -> None:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.torture.checker import Seen
+from tests.torture.checker import RESIZE, Seen
 from tests.torture.killer import KINDS, POWER
 from tests.torture.mover import MOVES
 from tests.torture.torture import Options, Outcome, run
@@ -59,6 +59,16 @@ def test_no_client_is_disconnected_by_replacements_and_an_upgrade() -> None:
 @pytest.mark.torture
 @pytest.mark.own_broker
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("level", ["process", "machine"])
+def test_no_client_is_disconnected_by_another_number_of_workers(level: str) -> None:
+    outcome = torture(8, kinds=(RESIZE, "worker"), everywhere=True, level=level)
+    assert not outcome.faults, str(outcome)
+    assert Seen.KEPT not in outcome.unseen, str(outcome)
+
+
+@pytest.mark.torture
+@pytest.mark.own_broker
+@pytest.mark.timeout(300)
 def test_nothing_is_lost_when_the_number_of_workers_changes() -> None:
     outcome = torture(6, kinds=("worker", "supervisor"), resize=True)
     assert not outcome.faults, str(outcome)
@@ -72,6 +82,17 @@ def test_nothing_is_lost_when_anything_is_killed_and_journals_turn_over(level: s
     kinds = (*KINDS, POWER) if level == "machine" else KINDS
     outcome = torture(30, kinds=kinds, level=level, small=True)
     assert not outcome.faults, str(outcome)
+
+
+@pytest.mark.torture
+@pytest.mark.own_broker
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_when_queues_are_full_and_push_back() -> None:
+    """Absent clients lose what waits for them, but no client stalls, so that a loss shows."""
+    outcome = torture(30, kinds=(*KINDS, "replace"), push_back=True)
+    assert not outcome.faults, str(outcome)
+    stalled = {client for (client, _), drops in outcome.history.overflows.items() if any(one.stalled for one in drops)}
+    assert len(stalled) < 3, str(stalled)
 
 
 @pytest.mark.torture

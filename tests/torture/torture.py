@@ -21,10 +21,11 @@ from pathlib import Path
 
 from tests.harness import Broker, client_id_on
 from tests.harness.faults import KILLED
-from tests.torture.checker import EXCLUSIVE, SHARE, Fault, History, Kind, Seen, check, report, seen
+from tests.torture.checker import EXCLUSIVE, RESIZE, SHARE, Fault, History, Kind, Seen, check, report, seen
 from tests.torture.client import Client, Contender, Network, Publisher, Reader, Subscriber, Testator
 from tests.torture.killer import KINDS, POWER, Killer
 from tests.torture.mover import MOVES, Mover
+from tests.torture.overflows import Witness
 from tests.torture.power import Power
 from tests.torture.transports import Listening
 
@@ -60,6 +61,14 @@ QUIET_S = 2.0
 """Without anything arriving, until nothing is expected to arrive any more."""
 
 
+PUSH_BACK = {
+    "mqtt.mqueue_overflow": "push_back", "mqtt.push_back_timeout": "5s", "mqtt.max_mqueue_len": 20, "mqtt.max_inflight": 2,
+}  # fmt: skip
+"""Settings of --push-back: queues get full, and few of them stall, since a lazy subscriber takes 2 messages in 5 s too."""
+OWED_NOTHING = ("w/", "d/")
+"""Wills and delayed messages: no publisher waits for them, so a full queue drops them."""
+
+
 @dataclass
 class Options:
     seed: int
@@ -77,6 +86,8 @@ class Options:
     """Another number of workers, with other weights, at each start of the whole broker."""
     small: bool = False
     """Journals that turn over every second."""
+    push_back: bool = False
+    """Queues are short, and publishers wait for them."""
     exclusive: bool = True
     """Clients that contend for exclusive subscriptions."""
     everywhere: bool = False
@@ -249,12 +260,15 @@ class Run:
 def run(options: Options) -> Outcome:
     """Runs to the end, and says all that was wrong."""
     start = time.monotonic()
-    history = History(lambda: time.monotonic() - start, 0 if options.resize else options.workers)
+    history = History(lambda: time.monotonic() - start, 0 if options.resize or RESIZE in options.kinds else options.workers)
     settings: dict[str, object] = {
         "process.acceptors": options.acceptors, "mqtt.max_mqueue_len": 0, "mqtt.exclusive_subscription": "true"
     }  # fmt: skip
     if options.small:
         settings |= {"journal.retention.bytes": 1 << 20, "journal.segment_bytes": 1 << 16, "journal.cycle_bytes": 1 << 17}
+    if options.push_back:
+        history.owed_nothing = OWED_NOTHING
+        settings |= PUSH_BACK
     if options.level:
         settings["durability.level"] = options.level
     with _data_dir() as data_dir:
@@ -262,16 +276,23 @@ def run(options: Options) -> Outcome:
             (data_dir / name).mkdir()
         place = Listening.everywhere(data_dir / "certificates") if options.everywhere else Listening.plain()
         port = place.addresses["tcp"][1]
+        witness = Witness(data_dir) if options.push_back else None
+        if witness is not None:
+            settings |= witness.settings
         broker = Broker(options.workers, settings | dict(place.settings), data_dir / "data", port, place.arguments)
         broker.expects(KILLED)
         mover = None
-        if set(MOVES) & set(options.kinds):
+        if {*MOVES, RESIZE} & set(options.kinds):
             broker.expects(r'process died process=worker-\d+ .*cause="exit code [01]"')  # the other one of a hand-over cut short
             mover = Mover(broker, history, random.Random(f"{options.seed}/mover"), data_dir / "code")
         power = Power(broker, data_dir) if POWER in options.kinds else None
         try:
             broker.start()
+            if witness is not None:
+                witness.begin(broker)
             _traffic(options, broker, place, history, power, mover)
+            if witness is not None:
+                print(witness.counters(broker), flush=True)
             broker.stop()
         except AssertionError as error:
             history.fault(Kind.CRASH, "broker", str(error))
@@ -284,6 +305,8 @@ def run(options: Options) -> Outcome:
             history.fault(Kind.CRASH, "broker", str(error))
         if options.log is not None:
             options.log.write_text("".join(broker.output))
+        if witness is not None:
+            print(witness.end(broker.data_dir, history, start), flush=True)
         for path in power.damaged() if power is not None else ():
             history.fault(Kind.CRASH, "broker", f"{path.name}: set aside as damaged")
     return Outcome(options, history, check(history))
@@ -327,20 +350,21 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.0, help="end after so long, whatever has been killed")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--acceptors", type=int, default=2)
-    parser.add_argument("--kind", default="", help=f"what is killed, and moves, of {', '.join((*KINDS, *MOVES, POWER))}")
+    parser.add_argument("--kind", default="", help=f"what is killed, and moves, of {', '.join((*KINDS, *MOVES, RESIZE, POWER))}")
     parser.add_argument("--level", choices=("process", "machine"), default="", help="durability.level")
     parser.add_argument("--rate", type=float, default=400.0, help="messages a second")
     parser.add_argument("--resize", action="store_true", help="other workers and weights at each start of the broker")
     parser.add_argument("--tcp", action="store_true", help="connections of TCP alone, not of all transports")
     parser.add_argument("--log", type=Path, help="file that gets the broker's log in the end")
+    parser.add_argument("--push-back", action="store_true", help="queues are short, and publishers wait for them")
     parser.add_argument("--small", action="store_true", help="journals that turn over every second")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the broker ends with us
     kinds = tuple(given.kind.split(",")) if given.kind else KINDS if given.resize else (*KINDS, *MOVES)
-    if not set(kinds) <= {*KINDS, *MOVES, POWER}:
-        parser.error(f"--kind: {given.kind} is not of {', '.join((*KINDS, *MOVES, POWER))}")
-    if set(MOVES) & set(kinds) and given.resize:
-        parser.error(f"--kind {', '.join(MOVES)}: not with --resize")
+    if not set(kinds) <= {*KINDS, *MOVES, RESIZE, POWER}:
+        parser.error(f"--kind: {given.kind} is not of {', '.join((*KINDS, *MOVES, RESIZE, POWER))}")
+    if {*MOVES, RESIZE} & set(kinds) and given.resize:
+        parser.error(f"--kind {', '.join((*MOVES, RESIZE))}: not with --resize")
     if POWER in kinds and given.level != "machine":
         parser.error(f"--kind {POWER} needs --level machine")
     print(f"seed {given.seed}", flush=True)
@@ -356,6 +380,7 @@ def main() -> int:
             given.rate,
             given.resize,
             given.small,
+            given.push_back,
             everywhere=not given.tcp,
             log=given.log,
         )

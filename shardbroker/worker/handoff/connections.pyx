@@ -22,10 +22,10 @@ from shardbroker.worker.login import Login
 cdef str reason_to_wait(Connection connection):
     if connection.state == CLOSING:
         return None
+    if connection.claiming:
+        return None                        # see ClusterSessions.reason_to_wait
     if connection.waiting:
         return "a request to integrations" if connection.state == CONNECTED else "a login"
-    if connection.claiming:
-        return "a session of another node"
     if connection.subscribing is not None or connection.suback_waits:
         return "a subscription"
     if connection.guard is not None and connection.guard.sent + connection.out.pending() != connection.guard.cleared:

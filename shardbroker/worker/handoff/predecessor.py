@@ -1,18 +1,15 @@
 """The worker that is replaced: it hands over its state and ends, or continues as before; docs/design/0016-handover.md."""
 
 import os
-import resource
-import signal
 import socket
 import time
 from contextlib import suppress
 
-import cbor2
-
 import shardbroker.worker.handoff.state as state
 from shardbroker.logs.phrases import log_line
-from shardbroker.worker.handoff.protocol import FORMAT, HandoffError, Peer, await_end
+from shardbroker.worker.handoff.protocol import FORMAT, FORMAT_OF_NODE, state_in_memory
 from shardbroker.worker.one_pass import Worker
+from shm.peers import HandoffError, Peer, kill, open_descriptors
 
 __all__ = ["hand_over"]
 
@@ -20,6 +17,9 @@ HELLO_S = 10.0
 """Longest wait for the successor to start; this worker serves meanwhile."""
 QUIET_S = 2.0
 """Longest time in which what was begun is finished. No client is read meanwhile."""
+NODES_S = 1.0
+"""Longest time in which other nodes are still read: a claim to a session takes some ms, unless a node is not reachable. A client
+that waits longer for one has to connect again."""
 ADOPTED_S = 10.0
 """Longest time in which the successor reads the journal and takes the state. No client is read meanwhile."""
 KILLED_S = 5.0
@@ -44,7 +44,7 @@ def hand_over(worker: Worker, channel: int) -> bool:
         began = time.monotonic()
         counters = b""
         try:
-            _be_quiet(worker, began + QUIET_S)
+            _be_quiet(worker, began)
             counters = state.saved_counters(worker)
             _give(worker, peer, pid, began)
         except BaseException as error:
@@ -75,7 +75,7 @@ def _check(reason: str) -> None:
 
 def _no_descriptors() -> str:
     """Returns whether too few descriptors are left, for this process or for the successor, which needs a few more than this one."""
-    used, limit = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    used, limit = open_descriptors()
     return f"{used} of {limit} descriptors are open" if used + SPARE_DESCRIPTORS > limit else ""
 
 
@@ -89,6 +89,9 @@ def _await_hello(worker: Worker, peer: Peer) -> tuple[int, int]:
     hello, _ = peer.receive(deadline)
     if hello.get("hello") != FORMAT:
         raise _Refused(f"the successor reads format {hello.get('hello')} of the state, this worker writes {FORMAT}")
+    if worker.topology.links and hello.get("node") != FORMAT_OF_NODE:
+        text = f"the successor reads format {hello.get('node')} of the state of a node, this worker writes {FORMAT_OF_NODE}"
+        raise _Refused(text)
     process = os.pidfd_open(hello["pid"])
     if peer.has_message(0.0):
         os.close(process)  # the number may be that of another process already
@@ -96,14 +99,17 @@ def _await_hello(worker: Worker, peer: Peer) -> tuple[int, int]:
     return process, hello["pid"]
 
 
-def _be_quiet(worker: Worker, deadline: float) -> None:
+def _be_quiet(worker: Worker, began: float) -> None:
     """Finishes what was begun. Raises _Refused."""
     while True:
         state.quiet_pass(worker)
         reason = state.reason_to_wait(worker)
+        waited_s = time.monotonic() - began
+        if (not reason or waited_s > NODES_S) and state.leave_nodes(worker):
+            continue
         if not reason:
             return
-        if time.monotonic() > deadline:
+        if waited_s > QUIET_S:
             raise _Refused(f"not finished within {QUIET_S:g} s: {reason}")
         time.sleep(STEP_S)
 
@@ -114,7 +120,7 @@ def _give(worker: Worker, peer: Peer, pid: int, began: float) -> None:
     deadline = time.monotonic() + ADOPTED_S
     given, descriptors = state.collect(worker)
     given["began"] = began
-    memory = _in_memory(given)
+    memory = state_in_memory(given)
     try:
         peer.send({"connections": len(descriptors), "pid": os.getpid()}, deadline, [memory])
     finally:
@@ -127,21 +133,9 @@ def _give(worker: Worker, peer: Peer, pid: int, began: float) -> None:
     peer.send({"yours": True}, deadline)
 
 
-def _in_memory(given: dict[str, object]) -> int:
-    """Returns a memfd with the state. It holds keys of TLS connections, and no file system has it."""
-    memory = os.memfd_create("handoff", os.MFD_CLOEXEC)
-    with os.fdopen(os.dup(memory), "wb") as file:
-        cbor2.dump(given, file)
-    return memory
-
-
 def _end(successor: int) -> None:
     """Kills the successor, and waits until it has ended: then nothing of this worker is in use by two processes."""
-    try:
-        signal.pidfd_send_signal(successor, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    if not await_end(successor, KILLED_S):
+    if not kill(successor, KILLED_S):
         # It hangs in the kernel, and might go on: the state is in the journal, and a restart of this worker is the safe way.
         raise SystemExit("the successor could not be killed")
 

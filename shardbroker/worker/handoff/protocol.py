@@ -1,6 +1,8 @@
-"""Messages between a worker and its successor, over a SOCK_SEQPACKET pair that the supervisor has made. CBOR maps.
+"""Messages between a worker and those that follow it, over pairs that the supervisor has made (shm/peers.py).
 
-    successor   -> {"hello": FORMAT, "pid": ...}                        it is ready to take over
+A worker and its successor:
+
+    successor   -> {"hello": FORMAT, "node": FORMAT_OF_NODE, "pid": ...}   it is ready to take over
     predecessor -> {"refused": reason}                                  nothing has happened, and the successor ends
                  | {"connections": n, "pid": ...} + memfd with the state    the predecessor reads and sends nothing any more
     predecessor -> {"descriptors": k} + k sockets of clients            until there are n
@@ -8,137 +10,99 @@
     predecessor -> {"yours": true}                                      the only step that cannot be undone
     predecessor -> {"left": true}                                       it has closed sockets and journal, and ends
 
+All workers of a broker end, and others follow; first over a pair of each worker with the supervisor:
+
+    supervisor -> {"look": true}         worker -> {"reason": text, "taken": n}   from the first of these on it serves nothing
+                                                 | {"refused": reason}
+    supervisor -> {"continue": true}                                              it serves as before; possible until "close"
+    supervisor -> {"part": [workers, weights]} worker -> {"parted": [connections, ...]} | {"failed": reason}
+    supervisor -> {"close": true}        worker -> {"closed": true}               its journal is closed
+    supervisor -> {"ends": n}, then n descriptors                                 an end for each worker that follows, in order
+
+and then over a pair of each of them with each worker that follows:
+
+    before -> {"connections": n} + memfd with the state, then {"descriptors": k} + k sockets, until there are n
+    after  -> {"adopted": n}
+    before -> {"left": true}              it has closed these sockets
+
 The end of a process is seen by the end of the stream, since no third process has an end of the pair.
 """
 
-import errno
+import marshal
 import os
-import select
 import socket
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import cbor2
 
-__all__ = ["FORMAT", "HandoffError", "Peer", "await_end", "discard_successor", "receive_successor", "send_successor"]
+from shm.peers import HandoffError, in_memory
 
-FORMAT = 2
-"""Version of the state. A successor with another one is refused. Since 2 it fences the output of connections at level `machine`."""
-DESCRIPTORS = 250
-"""Descriptors in one message; the kernel allows 253."""
-MESSAGE_MAX = 4096
-"""Longest message, bytes. The state itself is in a memfd."""
+__all__ = [
+    "FORMAT", "FORMAT_OF_NODE", "REASON_MAX", "discard_successor", "receive_end", "send_departure", "send_successor",
+    "state_from_memory", "state_in_memory",
+]  # fmt: skip
 
-
-class HandoffError(Exception):
-    """The other process has ended, is late, or sends what it may not."""
-
-
-class Peer:
-    """The other process."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        self._end.setblocking(False)
-
-    def fileno(self) -> int:
-        return self._end.fileno()
-
-    def close(self) -> None:
-        self._end.close()
-
-    def has_message(self, timeout_s: float) -> bool:
-        """Returns whether a message, or the end, can be read."""
-        poll = select.poll()
-        poll.register(self._end, select.POLLIN)
-        return bool(poll.poll(max(0.0, timeout_s) * 1000))
-
-    def send(self, message: dict[str, Any], deadline: float, descriptors: Sequence[int] = ()) -> None:
-        """Sends one message. Raises HandoffError."""
-        data = cbor2.dumps(message)
-        poll = select.poll()
-        poll.register(self._end, select.POLLOUT)
-        while True:
-            try:
-                socket.send_fds(self._end, [data], descriptors)
-                return
-            except (BlockingIOError, InterruptedError):
-                pass
-            except OSError as error:
-                # Without privileges, no more descriptors may be in flight than a process may have open.
-                if error.errno not in _PASSING:
-                    raise HandoffError(f"the other process does not take a message: {error.strerror}") from None
-                time.sleep(0.001)
-            if time.monotonic() > deadline:
-                raise HandoffError("the other process takes no message in time")
-            poll.poll(10)
-
-    def receive(self, deadline: float, most: int = 0) -> tuple[dict[str, Any], list[int]]:
-        """Returns the next message, with at most `most` descriptors. Raises HandoffError, after the end too."""
-        if not self.has_message(deadline - time.monotonic()):
-            raise HandoffError("no message of the other process in time")
-        try:
-            data, descriptors, flags, _ = socket.recv_fds(self._end, MESSAGE_MAX, most)
-        except OSError as error:
-            raise HandoffError(f"no message of the other process: {error.strerror}") from None
-        if not data:
-            raise HandoffError("the other process has ended")
-        if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise HandoffError("a message without all of its descriptors: too many are open")
-        message: dict[str, Any] = cbor2.loads(data)
-        return message, descriptors
-
-    def send_all(self, descriptors: Sequence[int], deadline: float) -> None:
-        """Sends descriptors in batches. Raises HandoffError."""
-        for first in range(0, len(descriptors), DESCRIPTORS):
-            batch = descriptors[first : first + DESCRIPTORS]
-            self.send({"descriptors": len(batch)}, deadline, batch)
-
-    def receive_all(self, count: int, deadline: float) -> list[int]:
-        """Returns `count` descriptors. Raises HandoffError."""
-        found: list[int] = []
-        while len(found) < count:
-            message, descriptors = self.receive(deadline, DESCRIPTORS)
-            if message.get("descriptors") != len(descriptors) or not descriptors:
-                raise HandoffError("a message without its descriptors")
-            found += descriptors
-        return found
-
-
-def await_end(process: int, timeout_s: float) -> bool:
-    """Returns whether a process, a pidfd, has ended: all of its descriptors are closed then."""
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
+FORMAT = 3
+"""Version of the state. A successor with another one is refused. Since 2 it fences the output of connections at level `machine`;
+since 3 connections and facts about sessions are in BULK_FORMAT."""
+FORMAT_OF_NODE = 1
+"""Version of what the state of a node of a cluster has besides; compared by such nodes alone."""
+BULK = ("connections", "facts")
+"""Parts of the state with values for each client. They are in BULK_FORMAT, which takes a third of the time of CBOR."""
+BULK_FORMAT = 4
+"""Of `marshal`, read by each CPython since 3.4."""
+REASON_MAX = 500
+"""Characters of an error in a message."""
 
 
 def send_successor(channel: int, end: int) -> None:
     """Gives a worker its end of the pair to a successor. Raises OSError."""
+    _send_end(channel, end, _SUCCESSOR)
+
+
+def send_departure(channel: int, end: int) -> None:
+    """Gives a worker its end of the pair to the supervisor, which ends all workers. Raises OSError."""
+    _send_end(channel, end, _DEPARTURE)
+
+
+def _send_end(channel: int, end: int, mark: bytes) -> None:
     with _borrowed(channel) as sender:
-        socket.send_fds(sender, [_MARK], [end], socket.MSG_DONTWAIT)
+        socket.send_fds(sender, [mark], [end], socket.MSG_DONTWAIT)
 
 
-def receive_successor(channel: int) -> list[int]:
-    """Returns the end that was sent, or nothing. Raises HandoffError if no descriptor is left for it here: it is closed then, which
-    the successor notices."""
+def receive_end(channel: int) -> tuple[list[int], bool]:
+    """Returns the end that was sent, or nothing, and whether it is that of a departure. Raises HandoffError if no descriptor is
+    left for it here: it is closed then, which the other process notices."""
     with _borrowed(channel) as receiver:
         try:
-            _, descriptors, flags, _ = socket.recv_fds(receiver, len(_MARK), 1, socket.MSG_DONTWAIT)
+            mark, descriptors, flags, _ = socket.recv_fds(receiver, MARK_MAX, 1, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
-            return []
+            return [], False
     if flags & socket.MSG_CTRUNC:
         raise HandoffError("no descriptor is left for the pair to the successor")
-    return descriptors
+    return descriptors, mark == _DEPARTURE
+
+
+def state_in_memory(given: dict[str, Any]) -> int:
+    """Returns a memfd with a state, which holds keys of TLS connections. Raises OSError, ValueError."""
+    state = given | {name: marshal.dumps(given[name], BULK_FORMAT) for name in BULK}
+    return in_memory("handoff", lambda file: cbor2.dump(state, file))
+
+
+def state_from_memory(memory: int) -> dict[str, Any]:
+    """Returns the state in a memfd, which a process of this broker has written, and closes it. Raises OSError, ValueError."""
+    with os.fdopen(memory, "rb") as file:
+        file.seek(0)
+        found: dict[str, Any] = cbor2.load(file)
+    return found | {name: marshal.loads(found[name]) for name in BULK}
 
 
 def discard_successor(channel: int) -> None:
     """Closes an end that was sent and not taken, if there is one."""
     with suppress(HandoffError):  # closed for want of a descriptor
-        for end in receive_successor(channel):
+        for end in receive_end(channel)[0]:
             os.close(end)
 
 
@@ -152,5 +116,6 @@ def _borrowed(channel: int) -> Iterator[socket.socket]:
         borrowed.detach()
 
 
-_MARK = b"successor"
-_PASSING = frozenset((errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS))
+_SUCCESSOR, _DEPARTURE = b"successor", b"departure"
+MARK_MAX = 16
+"""Longest of these marks, bytes."""

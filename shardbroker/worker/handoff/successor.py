@@ -3,16 +3,18 @@
 import os
 import socket
 import time
-from typing import Any
-
-import cbor2
+from typing import TYPE_CHECKING, Any
 
 import shardbroker.worker.handoff.state as state
 from shardbroker.logs.phrases import log_line, print_line
-from shardbroker.worker.handoff.protocol import FORMAT, HandoffError, Peer, await_end
+from shardbroker.worker.handoff.protocol import FORMAT, FORMAT_OF_NODE, state_from_memory
 from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recovery.replay import Replay
 from shm.counters import Counters
+from shm.peers import HandoffError, Peer, await_end
+
+if TYPE_CHECKING:
+    from shardbroker.worker.cluster_sessions import ClusterSessions
 
 __all__ = ["Succession"]
 
@@ -43,17 +45,15 @@ class Succession:
         """Waits until the predecessor stands still, and takes its state. Ends the process without one."""
         try:
             deadline = time.monotonic() + STATE_S
-            self._peer.send({"hello": FORMAT, "pid": os.getpid()}, deadline)
+            self._peer.send({"hello": FORMAT, "node": FORMAT_OF_NODE, "pid": os.getpid()}, deadline)
             message, descriptors = self._peer.receive(deadline, 1)
             if "refused" in message:
                 os._exit(1)  # the predecessor has logged the reason
             (memory,) = descriptors
             self._predecessor = os.pidfd_open(message["pid"])
             self._descriptors = self._peer.receive_all(message["connections"], deadline)
-            with os.fdopen(memory, "rb") as file:
-                file.seek(0)
-                self._state = cbor2.load(file)
-        except (HandoffError, OSError) as error:
+            self._state = state_from_memory(memory)
+        except (HandoffError, OSError, ValueError) as error:
             self._give_up(str(error))
         counters.reset_gauges(self._number, False)
         state.take_clock(worker, self._state)
@@ -84,6 +84,10 @@ class Succession:
     def finish(self, worker: Worker) -> None:
         """What a recovery does not know."""
         state.finish(worker, self._state)
+
+    def restore(self, sessions: "ClusterSessions") -> None:
+        """Continues with the claims, the registrar and the sessions on their way, where the predecessor was."""
+        sessions.restore(self._state["cluster"])
 
     def serves(self, worker: Worker) -> None:
         """The first pass follows."""

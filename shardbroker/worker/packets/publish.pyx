@@ -24,6 +24,7 @@ from shm.counters cimport (
     MESSAGES_DROPPED_RECEIVE_MAXIMUM, MESSAGES_QOS0_RECEIVED, MESSAGES_RECEIVED, PACKETS_PUBACK_SENT, PACKETS_PUBLISH_AUTH_ERROR,
     PACKETS_PUBLISH_ERROR, PACKETS_PUBLISH_RECEIVED, PACKETS_PUBREC_SENT,
 )
+from shm.records cimport FLAG_ANSWERED
 
 from shardbroker.mqtt.errors import MqttError, ProtocolError
 from shardbroker.mqtt.packets import Puback, Pubrec
@@ -409,7 +410,7 @@ cdef bint publish_decided(Channel channel, Session session, Message message, int
         has_subscribers = True
     elif message is not None:
         has_subscribers = channel.router.has_subscribers(message.topic)
-        done = channel.router.publish_in_order(message, session)
+        done = channel.router.publish_in_order(message, session, FLAG_ANSWERED if qos else 0)
     if qos and not channel.closed:
         acknowledge(channel, qos, packet_id, has_subscribers)
     return done

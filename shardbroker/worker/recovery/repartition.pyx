@@ -57,7 +57,7 @@ cdef class Repartition:
     def note_connected(self) -> None:
         """Records the connections that the journals know: the sessions were saved into this journal as if their clients were away."""
         cdef Session session
-        for session in self.replay.with_connection:
+        for session in self.replay.with_connection - self.replay.in_memory:
             self.router.recorder.opened(session, True, 0, session.expiry_ms, None)
 
     cdef bint is_heir_of(self, int process) except -1:

@@ -26,6 +26,7 @@ cdef class Replay(SessionReader):
     # Several journals, after the number of workers changed.
     cdef int source                        # worker whose journal is being read
     cdef dict homes                        # session key -> worker whose journal knows it best; None: there is one journal only
+    cdef set in_memory                     # Sessions that end with their connection: they came from a process, not from a journal
     cdef dict last_seen                    # session key -> µs of its last record in that journal
     cdef dict origins                      # session key -> worker whose journal it is from
     cdef readonly dict places              # session key -> Place: of sessions of a cluster

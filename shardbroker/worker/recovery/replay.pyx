@@ -46,6 +46,7 @@ cdef class Replay(SessionReader):
         self.owns = owns
         self.by_key = {}
         self.with_connection = set()
+        self.in_memory = set()
         self.last_seen = {}
         self.origins = {}
         self.places = {}
@@ -69,6 +70,7 @@ cdef class Replay(SessionReader):
         self.messages = {}
         self.by_key = {}
         self.with_connection = set()
+        self.in_memory = set()
         self.places = {}
 
     # --- records --------------------------------------------------------------------------------------------------------------

@@ -15,14 +15,17 @@ from shardbroker.worker.one_pass cimport Worker
 from shardbroker.worker.recovery.replay cimport Replay, is_for_members
 from shardbroker.worker.router cimport Router
 from shm.destinations cimport WORKER, kind_of
+from shm.records cimport FLAG_ANSWERED
 
 from shardbroker.logs.phrases import log_line
 
 __all__ = ["record_sessions", "resume_sessions"]
 
 
-def record_sessions(Replay replay not None) -> None:
-    """Every session is there: what happens to it from now on is recorded, and the routes of the worker are those of its sessions."""
+def record_sessions(Replay replay not None, bint routes_stay=False) -> None:
+    """Every session is there: what happens to it from now on is recorded, and the routes of the worker are those of its sessions.
+
+    routes_stay: the process before has handed over, so they are. To compare them takes a look at the routes of all workers."""
     cdef Worker worker = replay.worker
     cdef Router router = replay.router
     cdef Session session
@@ -42,7 +45,10 @@ def record_sessions(Replay replay not None) -> None:
     if replay.homes is not None:
         used.update([item[3] for item in replay.deferred.values() if is_for_members(item)])
     replay.messages = {message_id: replay.messages.get(message_id) for message_id in used}
-    router.route_changes.replace_all()
+    if routes_stay:
+        router.route_changes.leave_all()
+    else:
+        router.route_changes.replace_all()
 
 
 cdef int take_back(Replay replay) except -1:
@@ -115,9 +121,9 @@ cdef int defer_again(Replay replay) except -1:
         elif item[2] == DEFERRED_FOR_TIME:
             deferred = defer_for_time(message, field_or_none(item, 10) or 0)
         elif item[2] == DEFERRED_FOR_LOCAL:
-            deferred = defer_for_local(message)
+            deferred = defer_for_local(message, FLAG_ANSWERED)
         else:
-            deferred = defer_for_all(message)
+            deferred = defer_for_all(message, FLAG_ANSWERED)
         if moving:
             router.retries.last_number += 1
             deferred.number = router.retries.last_number

@@ -8,6 +8,7 @@ from shardbroker.journal import open_journal
 from shardbroker.journal.layout import segment_paths
 from shardbroker.journal.recorder import JournalRecorder
 from shardbroker.journal.schema import DeferredFor
+from shardbroker.worker.handoff.arrival import Arrival
 from shardbroker.worker.handoff.successor import Succession
 from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recovery.repartition import Repartition
@@ -34,10 +35,10 @@ RETRY_S = 0.1
 """Between two tries to write what was recovered, while the disk refuses."""
 
 
-def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox, succession: Succession | None = None) -> None:
+def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox, succession: Succession | Arrival | None = None) -> None:
     """Recovers the sessions of worker `number` and opens its journal. Raises JournalBusy, OSError.
 
-    succession: the worker replaces a running one. Until it commits, nothing that is shared is written.
+    succession: the worker replaces a running one, or some of all. Until it commits, nothing that is shared is written.
     """
 
     def owns(client_id: bytes) -> bool:
@@ -82,7 +83,7 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox, succe
     worker.durability.streams.restore(replay.stream_positions())
     if synced:
         worker.durability.guard_outputs()
-    record_sessions(replay)
+    record_sessions(replay, isinstance(succession, Succession) and not replay.damage)
     if succession is not None:
         succession.finish(worker)
     if moving:
@@ -134,8 +135,8 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox, succe
     worker.started = resume
 
 
-def take_over(worker: Worker, topology: Topology, number: int, inbox: Inbox, succession: Succession) -> None:
-    """Takes the sessions of the worker that this one replaces, without a journal (level `none`)."""
+def take_over(worker: Worker, topology: Topology, number: int, inbox: Inbox, succession: Succession | Arrival) -> None:
+    """Takes the sessions of the workers that this one replaces, without a journal (level `none`)."""
     replay = Replay(worker, lambda client_id: topology.division.worker_of(client_id) == number, 0)
     succession.adopt(replay)
     succession.commit()

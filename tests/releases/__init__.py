@@ -1,0 +1,1 @@
+"""This broker and earlier builds of it: each is made from its commit."""
