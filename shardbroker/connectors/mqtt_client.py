@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from shardbroker.connectors.errors import ConnectorError
 from shardbroker.connectors.reasons import network_reason
 from shardbroker.connectors.server import end_connection
-from shardbroker.mqtt.batches import encode_publishes, split_packets
+from shardbroker.mqtt.batches import encode_acks, encode_publishes, split_packets
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import (
     Connack,
@@ -36,6 +36,7 @@ from shardbroker.mqtt.spec import FAILURE, REASON_CODES, PacketType, PropertyId,
 
 __all__ = ["Login", "Message", "MqttClient", "MqttRefused", "ServerLimits"]
 
+PUBACK, PUBREL, PUBCOMP = map(int, (PacketType.PUBACK, PacketType.PUBREL, PacketType.PUBCOMP))
 IDS = 65_535
 """Packet ids of a session (MQTT 5.0 §2.2.1)."""
 RETURN_CODES = {
@@ -400,12 +401,12 @@ class MqttClient(asyncio.Protocol):
     def _handle(self, packet: Any, wire: _Wire) -> None:
         if type(packet) is tuple:
             kind, packet_id, code = packet
-            if kind == PacketType.PUBREL:
+            if kind == PUBREL:
                 if self.on_release is not None:
                     self.on_release(packet_id)
                 else:
                     self._write(Pubcomp(packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND).encode(self.login.version))
-            elif kind == PacketType.PUBCOMP:
+            elif kind == PUBCOMP:
                 self._completed(packet_id)
             else:
                 self._acknowledged(kind, packet_id, code)
@@ -436,11 +437,13 @@ class MqttClient(asyncio.Protocol):
         if found is None:
             return
         delivery, index = found
-        if kind == PacketType.PUBACK:
-            self._room = min(self._room + 1, self._most_room)
-        elif code >= FAILURE:
-            self._give_back()
-        delivery.codes[index] = code
+        if kind != PUBACK:
+            if code >= FAILURE:
+                self._give_back()
+        elif self._room < self._most_room:
+            self._room += 1
+        if code:
+            delivery.codes[index] = code
         delivery.left -= 1
         if not delivery.left and not delivery.done.done():
             delivery.done.set_result(None)
@@ -532,22 +535,27 @@ class MqttClient(asyncio.Protocol):
             waiting.popleft()
 
     def _next_of(self, delivery: _Delivery) -> list[Message]:
-        out: list[Message] = []
+        out: list[Any] = []
         messages, acks, at, room = delivery.messages, self._acks, delivery.next, self._room
         while at < len(messages):
             message = messages[at]
-            qos = message[0] & 6
-            if qos:
-                if not room or (qos == 4 and not self._room_of_qos2):
+            flags, _, topic, properties, payload = message
+            if not flags & 6:
+                out.append(message)
+            elif not room:
+                break
+            elif flags & 4:
+                if not self._room_of_qos2:
                     break
+                self._room_of_qos2 -= 1
                 room -= 1
-                if qos == 4:
-                    self._room_of_qos2 -= 1
-                else:
-                    number = self._next_id()
-                    message = (message[0], number, *message[2:])  # type: ignore[assignment]
-                acks[message[1]] = delivery, at
-            out.append(message)
+                acks[message.packet_id] = delivery, at
+                out.append(message)
+            else:
+                number = self._next_id()
+                room -= 1
+                acks[number] = delivery, at
+                out.append((flags, number, topic, properties, payload))
             at += 1
         delivery.next, self._room = at, room
         return out
@@ -566,7 +574,7 @@ class MqttClient(asyncio.Protocol):
         delivery = _Delivery((), [], len(packet_ids), asyncio.get_running_loop().create_future())
         for one in packet_ids:
             self._releases[one] = delivery
-        self._write(b"".join([Pubrel(one).encode(self.login.version) for one in packet_ids]))
+        self._write(encode_acks(Pubrel.first, list(packet_ids)))
         await delivery.done
 
     # --- messages from the server ---------------------------------------------------------------------------------------------
@@ -582,12 +590,15 @@ class MqttClient(asyncio.Protocol):
 
     def acknowledge(self, packet_ids: Sequence[tuple[int, int]]) -> None:
         """Sends PUBACK for (id, QoS 1) and PUBREC for (id, QoS 2). Raises ConnectorError."""
-        version = self.login.version
-        self._write(b"".join([(Puback(one) if qos == 1 else Pubrec(one)).encode(version) for one, qos in packet_ids]))
+        received = [one for one, qos in packet_ids if qos == 2]
+        if len(received) < len(packet_ids):
+            self._write(encode_acks(Puback.first, [one for one, qos in packet_ids if qos == 1]))
+        if received:
+            self._write(encode_acks(Pubrec.first, received))
 
     def complete(self, packet_ids: Sequence[int]) -> None:
         """Sends PUBCOMP. Raises ConnectorError."""
-        self._write(b"".join([Pubcomp(one).encode(self.login.version) for one in packet_ids]))
+        self._write(encode_acks(Pubcomp.first, list(packet_ids)))
 
 
 def _missing_bytes(data: bytes, at: int) -> int:

@@ -1,6 +1,5 @@
 """The journals that a process reads: those of workers w with w % processes = n, also of workers that no longer exist."""
 
-import os
 import time
 from collections import deque
 from pathlib import Path
@@ -12,8 +11,8 @@ from shardbroker.journal.follow import Batch, Follower, Place
 from shardbroker.journal.layout import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
-    retired_directories,
-    segment_paths,
+    all_segment_paths,
+    journals_below,
     segment_start,
 )  # fmt: skip
 from shardbroker.journal.schema import Kind, MessageFlag
@@ -26,10 +25,9 @@ KINDS = (int(Kind.MESSAGE), int(Kind.PUBLISHER), int(Kind.EVENT))
 def journal_names(journals: Path, number: int, processes: int) -> list[str]:
     """Returns the names of the journals of process `number`."""
     try:
-        names = {name.partition(".")[0] for name in os.listdir(journals) if (journals / name).is_dir()}
+        return [path.name for path in journals_below(journals) if int(path.name) % processes == number]
     except FileNotFoundError:
         return []
-    return sorted(name for name in names if name.isdecimal() and len(name) <= 5 and int(name) % processes == number)
 
 
 class JournalFeed:
@@ -148,13 +146,7 @@ class Incarnations:
 
     def paths(self) -> list[Path]:
         """Returns the segments, with those of journals that were set aside."""
-        paths = []
-        for directory in (*retired_directories(self._directory), self._directory):
-            try:
-                paths += segment_paths(directory)
-            except FileNotFoundError:
-                continue
-        return paths
+        return all_segment_paths(self._directory)
 
     def of(self, segment: int) -> int:
         """Returns the incarnation of a segment; 0 if it is gone."""

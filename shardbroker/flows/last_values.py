@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from shardbroker.flows.messages import ANONYMOUS, columns_of
+from shardbroker.flows.columns import columns_of
+from shardbroker.flows.messages import ANONYMOUS
 from shardbroker.rules.templates import Template, template
 from shardbroker.rules.values import UNDEFINED, EvaluationError
 

@@ -72,7 +72,8 @@ class Lookups:
         log: Callable[[str, Line], None],
     ) -> None:
         self._sinks, self._lanes, self._feeds, self._others, self._log = sinks, lanes, feeds, others, log
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[tuple[int, int], _Request] = {}
+        """By worker and number."""
         self._new: list[_Request] = []
         self._behind: deque[tuple[_Request, Mapping[str, int]]] = deque()
         """Requests that wait for actions, and the positions that these have to reach, by journal."""
@@ -94,21 +95,21 @@ class Lookups:
             client.decode(), topic.decode(), lowest.hex().upper() or NO_ID, before.hex().upper(), limit or 1, bool(positions)
         )
         request = _Request(number, worker, database, connector, tuple(actions), wanted, limit > 0, bool(retains))
-        self._requests[number] = request
+        self._requests[worker, number] = request
         self._new.append(request)
 
-    def end(self, number: int) -> None:
+    def end(self, worker: int, number: int) -> None:
         """The worker does not wait for it any more."""
-        self._requests.pop(number, None)
+        self._requests.pop((worker, number), None)
 
     def reset(self, worker: int) -> None:
         """No request of this worker is of interest any more."""
         for request in [one for one in self._requests.values() if one.worker == worker]:
-            self.end(request.number)
+            self.end(worker, request.number)
         self._records.pop(worker, None)
 
     def _is_wanted(self, request: _Request) -> bool:
-        return self._requests.get(request.number) is request
+        return self._requests.get((request.worker, request.number)) is request
 
     # --- turns --------------------------------------------------------------------------------------------------------------------
 
@@ -204,7 +205,7 @@ class Lookups:
         has_more = page is not None and page.has_more and bool(last)
         end = encode_found(number, FOUND_PAGE_END, last) if has_more else encode_found(number, FOUND_END)
         records.append((number, end))
-        self.end(number)  # the next page is another request of the same number
+        self.end(request.worker, number)  # the next page is another request of the same number
 
     def _send(self) -> bool:
         sent = False

@@ -26,12 +26,13 @@ from shardbroker.flows.rule import LoadedRule
 from shardbroker.flows.rule_table import RuleTable, read_content
 from shardbroker.flows.rule_traces import RuleTraces
 from shardbroker.flows.runner import Runner, collect_seldom
+from shardbroker.flows.sinks.intake import Intakes
 from shardbroker.flows.sinks.sinks import Sinks
 from shardbroker.flows.sources.sources import Sources
 from shardbroker.flows.trial import try_loaded
 from shardbroker.flows.wire import MESSAGE_MAX, SINK_VERBS, SOURCE_VERBS, decode, encode_answer, encode_probed, encode_tried
 from shardbroker.journal.errors import JournalError
-from shardbroker.journal.schema import Kind, MessageFlag
+from shardbroker.journal.schema import MessageFlag
 from shardbroker.link.identity import read_cookie
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
@@ -52,6 +53,8 @@ FULL_BYTES = 1 << 18
 """Bytes of a turn from which on no pause is made: about 2,000 records, so more are there."""
 READING, CLOSING = 0.8, 0.1
 """Shares of process.drain_timeout in which the process reads on, and waits for batches of sinks under way."""
+DEFINITIONS_S, LOOK_S = 30.0, 0.01
+"""Longest wait for the manager to write the definitions at the start, half of what the supervisor waits; time between two looks."""
 TICK_S = 1.0
 """Between two commits of cursors, looks for new journals and files of figures."""
 
@@ -80,10 +83,11 @@ class _Service:
         self._channel = socket.socket(fileno=os.dup(topology.receiving_ends("flows", number)[0]))
         self._lanes = Lanes(topology, place.slot, self._is_over)
         payload_max = int(topology.settings.mqtt.max_packet_size)
-        self._table = RuleTable(own_actions(self._lanes, payload_max, lambda line: self._write("info", line), self))
+        intakes = Intakes(topology.node_name)
+        self._table = RuleTable(own_actions(self._lanes, payload_max, lambda line: self._write("info", line), intakes))
         for problem in load_functions():
             self._write("error", log_line("rule function not loaded", reason=problem))
-        self._runner = Runner(self._table, topology.node_name, self._write)
+        self._runner = Runner(self._table, topology.node_name, self._write, intakes)
         self._traces = RuleTraces(topology, place.slot, self._table)
         processes, synced = len(topology.places_of("flows")), topology.settings.durability.level == "machine"
         self._progress = Progress(topology, number, processes, self._table, self._lanes, self._write)
@@ -91,8 +95,9 @@ class _Service:
         data_dir, node, end_of = topology.data_dir, topology.node_name, self._progress.end_of
         self._sources = Sources(number, processes, self._lanes, payload_max, self._table, self._wake)
         self._sinks = Sinks(
-            data_dir, node, number, processes, synced, self._table, stored, is_damaged, end_of, self._wake, self._sources
-        )
+            data_dir, node, number, processes, synced, self._table, self._runner, intakes, stored, is_damaged, end_of, self._wake,
+            self._sources,
+        )  # fmt: skip
         cluster = topology.settings.cluster
         if cluster.enable:
             self._sinks.site = site_of_cluster(cluster.name, read_cookie(Path(cluster.cookie_file)))
@@ -114,7 +119,7 @@ class _Service:
 
     def serve(self) -> None:
         """Runs until all is read after SIGTERM, or process.drain_timeout is over."""
-        self._load()
+        self._load_first()
         if not self._is_loaded and not self._counters.serving:
             self._progress.remember_ends()
         self._counters.set_state(self._slot, ProcessState.READY)
@@ -186,23 +191,13 @@ class _Service:
 
     def _read(self, feed: JournalFeed) -> int:
         before = feed.follower.place
-        sinks = self._sinks
-        sinks.journal = feed.name
+        self._sinks.defer(feed)
         for batch in feed.read():
-            for record in batch.records:
-                kind = record[1]
-                sinks.position = record[0]
-                if kind == Kind.MESSAGE:
-                    self._runner.message(record, batch.time_us, feed.publishers, feed.name)
-                elif kind == Kind.EVENT:
-                    self._runner.event(record, feed.name)
-                else:
-                    feed.note_publisher(batch.segment, record[2], record[3])
-        sinks.position = -1
+            self._runner.read(batch, feed)
         if feed.follower.place == before:
             return 0
         self._progress.passed(feed)
-        sinks.passed(feed)
+        self._sinks.passed(feed)
         after = feed.follower.place
         same = before is not None and after is not None and before.segment == after.segment
         return max(after.offset - before.offset, 1) if same else 1
@@ -232,6 +227,16 @@ class _Service:
         self._progress.figures.begin()
 
     # --- definitions ----------------------------------------------------------------------------------------------------------
+
+    def _load_first(self) -> None:
+        """Loads the definitions before the broker serves: where new rules begin is on the disk before the first message is."""
+        give_up_s = time.monotonic() + DEFINITIONS_S
+        while True:
+            is_written = self._counters.serving or self._counters.state(self._topology.manager) == ProcessState.READY
+            self._load()
+            if self._seen is not None or is_written or self._stop_s is not None or time.monotonic() >= give_up_s:
+                return
+            time.sleep(LOOK_S)
 
     def _load(self) -> None:
         self._seen = stamp_of(self._definitions)
@@ -347,10 +352,6 @@ class _Service:
             self._progress.prepare()
             self._progress.begin([], changed, [], self._sinks.held())
         return problem
-
-    def admit(self, id: str, values: Any, columns: dict[str, Any]) -> str:
-        """Admits a row of a rule for an action on another system."""
-        return self._sinks.admit(id, values, columns)
 
     def _wake(self) -> None:
         """Called by the thread of sinks."""

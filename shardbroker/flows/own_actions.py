@@ -6,7 +6,8 @@ from shardbroker.flows.actions import SINK, Factory, make_action
 from shardbroker.flows.console import Console
 from shardbroker.flows.lanes import Lanes
 from shardbroker.flows.republish import Republish
-from shardbroker.flows.sinks.to_sink import Admits, ToSink
+from shardbroker.flows.sinks.intake import Intakes
+from shardbroker.flows.sinks.to_sink import ToSink
 from shardbroker.logs.phrases import Line
 from shardbroker.rules.errors import SqlError
 from shardbroker.rules.values import EvaluationError
@@ -15,11 +16,11 @@ __all__ = ["check_actions", "own_actions"]
 
 
 def own_actions(
-    lanes: Lanes | None, payload_max: int, write: Callable[[Line], None], sinks: Admits | None = None
+    lanes: Lanes | None, payload_max: int, write: Callable[[Line], None], intakes: Intakes | None = None
 ) -> dict[str, Factory]:
-    """Returns the factories. lanes: to the workers; None: the actions are not run. write: to the log. sinks: of `type:name`."""
+    """Returns the factories. lanes: to the workers; None: the actions are not run. write: to the log. intakes: of `type:name`."""
     return {
-        SINK: lambda rule, args: ToSink(args["id"], sinks),
+        SINK: lambda rule, args: ToSink(args["id"], intakes),
         "republish": lambda rule, args: Republish(rule, args, lanes, payload_max),
         "console": lambda rule, args: Console(rule, write),
     }

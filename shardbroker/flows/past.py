@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardbroker.flows.columns import columns_of
 from shardbroker.flows.feed import read_publishers
-from shardbroker.flows.messages import ANONYMOUS, Publisher, columns_of, columns_of_event, publisher_of
+from shardbroker.flows.messages import ANONYMOUS, Publisher, columns_of_event, publisher_of
 from shardbroker.journal.follow import Batch, Follower, Place
-from shardbroker.journal.layout import SEGMENT_HEADER_BYTES, SegmentHeader, retired_directories, segment_paths, segment_start
-from shardbroker.journal.reader import damage_at, journal_directories
+from shardbroker.journal.layout import SEGMENT_HEADER_BYTES, SegmentHeader, all_segment_paths, journals_below, segment_start
+from shardbroker.journal.reader import damage_at
 from shardbroker.journal.schema import Kind, MessageFlag
 from shardbroker.rules.compiler import compile_rule
 from shardbroker.rules.definition import EVENTS
@@ -57,7 +58,7 @@ class Past:
 
     def results(self, journals: Path, since_us: float, until_us: float = float("inf")) -> Iterator[Seen]:
         """Yields the results in the order of time, and failures. Raises OSError, JournalError."""
-        streams = [_records(one, place_since(one, since_us), since_us, until_us) for one in journal_directories(journals)]
+        streams = [_records(one, place_since(one, since_us), since_us, until_us) for one in journals_below(journals)]
         for time_us, columns in self._matching(streams, since_us):
             seen = self._evaluated(time_us, columns)
             if seen is not None:
@@ -65,7 +66,7 @@ class Past:
 
     def last(self, journals: Path, count: int, tail_bytes: int) -> list[Seen]:
         """Returns results and failures of the last messages and events that FROM matches, at the end of each journal."""
-        streams = [_records(one, _near_end(one, tail_bytes)) for one in journal_directories(journals)]
+        streams = [_records(one, _near_end(one, tail_bytes)) for one in journals_below(journals)]
         matching = deque(self._matching(streams, 0), count)
         self.matched = len(matching)
         return [seen for time_us, columns in matching if (seen := self._evaluated(time_us, columns)) is not None]
@@ -160,8 +161,7 @@ def _preferred(records: Iterable[_Record]) -> Iterator[_Record]:
 
 def _near_end(directory: Path, tail_bytes: int) -> Place | None:
     """Returns the begin of a block so many bytes before the end of a journal; None: the oldest one."""
-    paths = [path for one in (*retired_directories(directory), directory) for path in segment_paths(one)]
-    for path in sorted(paths, key=segment_start, reverse=True):
+    for path in reversed(all_segment_paths(directory)):
         size = path.stat().st_size
         if size < tail_bytes:
             tail_bytes -= size
@@ -179,8 +179,7 @@ def _near_end(directory: Path, tail_bytes: int) -> Place | None:
 def place_since(directory: Path, since_us: float) -> Place | None:
     """Returns the begin of the last segment that was begun before a time; None: the oldest one."""
     found = None
-    paths = [path for one in (*retired_directories(directory), directory) for path in segment_paths(one)]
-    for path in sorted(paths, key=segment_start):
+    for path in all_segment_paths(directory):
         with path.open("rb") as file:
             header = SegmentHeader.unpack(file.read(SEGMENT_HEADER_BYTES))
         if header.created_us > since_us:

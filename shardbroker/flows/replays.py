@@ -40,13 +40,14 @@ class Replays:
         self._ends = topology.receiving_ends("replays", number)
         self._others = len(topology.places_of("flows")) > 1
         self._lanes, self._log, self._lookups = lanes, log, lookups
-        self._replays: dict[int, Replay] = {}
+        self._replays: dict[tuple[int, int], Replay] = {}
+        """By worker and number: two workers that have started in the same millisecond count from the same number."""
         self._unsent = [*range(len(self._ends))]
         """Workers that do not know yet that this process has started."""
         self._listed_s = float("-inf")
         self._complained_s = float("-inf")
         self._short = False
-        self._scanning: int | None = None
+        self._scanning: Replay | None = None
         """The replay that scans for last values: one at a time, for the memory that it takes."""
 
     @property
@@ -99,13 +100,13 @@ class Replays:
         elif verb == "lookup":
             self._lookups.take(worker, values)
         elif verb == "lookup_end":
-            self._lookups.end(values[0])
+            self._lookups.end(worker, values[0])
         elif verb == "begin":
             number, filter, start_us, end_us, positions, incarnations, rate, age_us, key = values
             replay = Replay(number, worker, filter, start_us, end_us, positions, incarnations, rate, age_us, key)
-            self._replays[number] = replay
+            self._replays[worker, number] = replay
             self._try(replay, lambda: replay.add_journals(self._directories()))
-        elif (found := self._replays.get(values[0])) is None:
+        elif (found := self._replays.get((worker, values[0]))) is None:
             return
         elif verb == "credit":
             found.credit(values[1], values[2])
@@ -114,9 +115,9 @@ class Replays:
 
     def _end(self, replay: Replay) -> None:
         replay.close()
-        if self._scanning == replay.number:
+        if self._scanning is replay:
             self._scanning = None
-        del self._replays[replay.number]
+        del self._replays[replay.worker, replay.number]
 
     def _directories(self) -> list[Path]:
         return [self._journals / name for name in journal_names(self._journals, 0, 1)]
@@ -134,9 +135,9 @@ class Replays:
         self._short = False
         moved = False
         until_s = time.monotonic() + TURN_S
-        for number in list(self._replays):
-            replay = self._replays.pop(number)
-            self._replays[number] = replay  # behind those that have not had their turn
+        for key in list(self._replays):
+            replay = self._replays.pop(key)
+            self._replays[key] = replay  # behind those that have not had their turn
             if listed:
                 self._try(replay, lambda replay=replay: replay.add_journals(self._directories()))  # type: ignore[misc]
             moved |= self._try(replay, lambda replay=replay: self._turn_of(replay))  # type: ignore[misc]
@@ -171,12 +172,12 @@ class Replays:
 
     def _scan(self, replay: Replay) -> bool:
         """Scans some more, if no other replay does; returns whether it did."""
-        if self._scanning not in (None, replay.number):
+        if self._scanning not in (None, replay):
             return False
         self._scanning = None  # if it fails, others have their turn
         replay.scan(self._directories)
         if replay.is_scanning:
-            self._scanning = replay.number
+            self._scanning = replay
         return True
 
     def _try(self, replay: Replay, work: Callable[[], bool | None]) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardbroker.flows.actions import Action
+from shardbroker.flows.deferral import Deferral
 from shardbroker.flows.rate import Rate
 from shardbroker.flows.wire import COUNTS
 from shardbroker.rules.compiler import CompiledRule
@@ -39,6 +40,8 @@ class LoadedRule:
     """Ids of the actions on other systems, in the order of `actions`."""
     is_shipped: bool = False
     """Whether all its actions take whole messages from the journal, so that it is not evaluated."""
+    deferred: dict[str, Deferral] = field(default_factory=dict)
+    """By journal; of its only action, if that is on another system."""
     disabled: str | None = None
     written: bytes = b""
     """Its figures in the last file of figures (flows/figures.py); empty: they have to be made."""
@@ -54,6 +57,11 @@ class LoadedRule:
     def has_caused(self, columns: dict[str, Any]) -> bool:
         """Returns whether an event is of a message of this rule, which would see deliveries of what it makes of deliveries."""
         return bool(columns.get("from_clientid", columns.get("clientid")) == self.publisher_text)
+
+    def is_deferred(self, journal: str, position: int) -> bool:
+        """Returns whether the live stream passes over a record, which a reader behind evaluates."""
+        found = self.deferred.get(journal)
+        return found is not None and position < found.end
 
     def reset(self) -> None:
         """Sets the figures to 0."""

@@ -42,7 +42,8 @@ class RuleTable:
         self._factories = factories
         self._filters: FilterTree[LoadedRule] = FilterTree()
         self._of_events: dict[bytes, tuple[LoadedRule, ...]] = {}
-        self._known: dict[bytes, tuple[LoadedRule, ...]] = {}
+        self.known: dict[bytes, tuple[LoadedRule, ...]] = {}
+        """The rules of topics, as far as they were looked up; always the same object."""
 
     def load(self, path: Path) -> list[LoadedRule]:
         """Reads the definitions; returns the new rules. Raises OSError, ValueError."""
@@ -63,7 +64,7 @@ class RuleTable:
         """Takes over what holds for all rules. Raises ValueError."""
         self.ignores_sys = engine.get("ignore_sys_message", True) is not False
         set_timeout(max(1, int(1000 * float(engine.get("jq_function_default_timeout", 1.0)))))
-        self._known = {}
+        self.known.clear()
 
     def change(self, generation: int, changed: Iterable[dict[str, Any]], removed: Iterable[str]) -> list[LoadedRule]:
         """Adds and replaces rules, and removes others; returns those that are new."""
@@ -82,7 +83,7 @@ class RuleTable:
                 if known is None:
                     new.append(rule)
         self.generation = generation
-        self._known = {}
+        self.known.clear()
         return new
 
     def _made(self, one: dict[str, Any], known: LoadedRule | None) -> LoadedRule | None:
@@ -124,13 +125,13 @@ class RuleTable:
 
     def rules_of(self, topic: bytes) -> tuple[LoadedRule, ...]:
         """Returns the rules of a topic, each once."""
-        found = self._known.get(topic)
+        found = self.known.get(topic)
         if found is None:
             hidden = self.ignores_sys and topic.startswith(SYS)
             found = () if hidden else tuple(dict.fromkeys(self._filters.match(topic)))
-            if len(self._known) >= TOPICS_MAX:
-                self._known.clear()
-            self._known[topic] = found
+            if len(self.known) >= TOPICS_MAX:
+                self.known.clear()
+            self.known[topic] = found
         return found
 
     def shipped(self, action: str) -> tuple[bytes, ...]:
@@ -155,7 +156,7 @@ class RuleTable:
 
     def forget_topics(self) -> None:
         """After a rule was disabled."""
-        self._known = {}
+        self.known.clear()
 
 
 def read_content(path: Path) -> dict[str, Any]:

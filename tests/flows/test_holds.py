@@ -17,6 +17,7 @@ from shardbroker.journal.holds import read_holds, set_hold
 from shardbroker.journal.layout import segment_paths, segment_start
 from tests.flows.broker import RulesBroker, rule
 from tests.harness import Client, client_id_on, until
+from tests.harness.segments import journal_bytes
 
 pytestmark = pytest.mark.own_broker
 SETTINGS = {"journal.segment_bytes": "64KB", "journal.cycle_bytes": "128KB", "journal.retention.bytes": "1MB"}
@@ -69,7 +70,7 @@ def test_a_stopped_consumer_is_an_alarm_before_and_after_its_hold_gives_way() ->
             with stopped(flows):
                 set_hold(broker.data_dir, replace(hold, max_bytes=HELD_BYTES))
                 held_from = hold.positions[str(STOPPED)]
-                while size(journal) < 0.9 * HELD_BYTES:
+                while journal_bytes(journal) < 0.9 * HELD_BYTES:
                     client.publish("in/t", bytes(5000), 1)
                 nearly = until(lambda: alarm_of(broker, "hold_nearly_full"), timeout_s=LONG_S)
                 assert counted(broker) == 0 and alarm_of(broker, "hold_exceeded") is None
@@ -102,7 +103,3 @@ def test_what_rules_have_read_is_removed_uncounted() -> None:
             publish_until(client, lambda: segment_start(segment_paths(journal)[0]) > 0)
         assert counted(broker) == 0
         assert alarm_of(broker, "hold_exceeded") is None
-
-
-def size(journal: Path) -> int:
-    return sum(path.stat().st_size for path in segment_paths(journal))

@@ -5,6 +5,7 @@ import json
 import weakref
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from shardbroker.flows import runner as runner_module
 from shardbroker.flows.actions import Action, ActionError
 from shardbroker.flows.console import LINES_A_SECOND, Console
 from shardbroker.flows.cursors import Cursor, Cursors
+from shardbroker.flows.deferral import Deferral
 from shardbroker.flows.rule_table import RuleTable
 from shardbroker.flows.runner import Runner
+from shardbroker.flows.sinks.intake import Intakes
 from shardbroker.flows.wire import MESSAGE_MAX, decode, encode_load
 from shardbroker.logs.phrases import Line
 from tests.flows.broker import rule
@@ -44,7 +47,7 @@ class Bench:
         self.table = RuleTable(factories)
         self.path = directory / "flows.json"
         self.load(*rules)
-        self.runner = Runner(self.table, "node", lambda level, line: self.lines.append(line))
+        self.runner = Runner(self.table, "node", lambda level, line: self.lines.append(line), Intakes("node"))
 
     def _action(self, rule: str, args: dict[str, Any]) -> Action:
         return self.action
@@ -54,7 +57,9 @@ class Bench:
         self.table.load(self.path)
 
     def see(self, topic: bytes, payload: bytes, publisher: bytes = b"me", sequence: int = 7) -> None:
-        self.runner.message((sequence, 1, bytes(16), topic, payload, 0x41, 0, b"", publisher), 1_700_000_000_000_000, {}, "0")
+        record = sequence, 1, bytes(16), topic, payload, 0x41, 0, b"", publisher
+        batch = SimpleNamespace(records=[record], time_us=1_700_000_000_000_000, segment=0)
+        self.runner.read(batch, SimpleNamespace(name="0", publishers={}))
 
     def figures(self, id: str) -> dict[str, int]:
         return {name: value for name, value in self.table.rules[id].figures.items() if value and not name.endswith("_us")}
@@ -86,6 +91,15 @@ def test_own_messages_and_those_before_the_start_are_passed_over(tmp_path: Path)
     bench.see(b"a", b"")
     bench.see(b"a", b"", sequence=8)
     assert bench.figures("r") == {"matched": 1, "passed": 1}
+
+
+def test_what_is_left_to_a_reader_behind_is_neither_evaluated_nor_counted(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, rule("r", 'SELECT * FROM "#"', RECORD), rule("s", 'SELECT * FROM "#"', RECORD))
+    bench.table.rules["r"].deferred = {"0": Deferral(8, end=10), "1": Deferral(0)}
+    for sequence in range(7, 12):
+        bench.see(b"a", b"", sequence=sequence)
+    assert bench.figures("r")["matched"] == 2 and bench.figures("s")["matched"] == 5
+    assert len(bench.action.rows) == 7
 
 
 def test_a_rule_with_an_error_leaves_the_others(tmp_path: Path) -> None:

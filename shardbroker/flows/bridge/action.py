@@ -12,7 +12,7 @@ from shardbroker.flows.sinks.server import ActionServer
 __all__ = ["BridgeAction", "BridgeServer"]
 
 
-class BridgeAction(SinkAction):
+class BridgeAction(SinkAction):  # type: ignore[misc]
     """It takes no rows: readers of its own follow the journals. woken: is called, in any thread, when a journal has more."""
 
     def __init__(self, id: str, limits: Limits) -> None:

@@ -10,7 +10,7 @@ rows have times of their own, `USING TIMESTAMP`, those of one key that have the 
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -399,7 +399,7 @@ class _EachFound(ConnectorDriver[_Server]):
         async for page in self._pages(query, values):
             if isinstance(page, str):
                 return page
-            failures = await self._written.write([replace(row, values={**row.values, **found}, size=0) for found in page])
+            failures = await self._written.write([row.with_values({**row.values, **found}) for found in page])
             reason = reason or next((one.reason for one in failures), "")
         return reason
 

@@ -328,5 +328,6 @@ class DiskLog(ConnectorDriver[LogFile]):
 
     def _line(self, row: Row) -> bytes:
         if self._template is not None:
-            return row.text(self._template).translate(ENDS).encode(errors="backslashreplace")
+            text: str = row.text(self._template)
+            return text.translate(ENDS).encode(errors="backslashreplace")
         return json_bytes({"position": row.value(("position",)), **row.values})

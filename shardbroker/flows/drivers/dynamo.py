@@ -15,7 +15,7 @@ import asyncio
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiodynamo import errors
@@ -441,7 +441,7 @@ class _EachFound:
         first, start = None, None
         while True:
             page, start = await self._changes.found(row, start)
-            failures = await self._changes.write([replace(row, values={**found, **own}, size=0) for found in page])
+            failures = await self._changes.write([row.with_values({**found, **own}) for found in page])
             again = next((one for one in failures if one.again), None)
             if again is not None:
                 return again

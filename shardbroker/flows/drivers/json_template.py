@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from shardbroker.flows.drivers.getters import Getter, getter
+from shardbroker.flows.drivers.getters import Getter
 from shardbroker.flows.sinks.row import Row
 from shardbroker.rules.functions.texts import json_value, text_of
 from shardbroker.rules.templates import PLACEHOLDER, template
@@ -38,7 +38,7 @@ def json_template(text: str, undefined_as_null: bool = False) -> Build:
     def mark(found: re.Match[str], bare: str) -> str:
         (steps,) = template(found[0]).parts
         assert not isinstance(steps, str)
-        getters.append(getter(steps))
+        getters.append(Getter(steps))
         return f"{BEGIN}{bare}{len(getters) - 1}{END}"
 
     def piece(found: re.Match[str]) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardbroker.flows.drivers.getters import Getter, getter
+from shardbroker.flows.drivers.getters import Getter
 from shardbroker.flows.sinks.row import Row
 from shardbroker.rules.functions.texts import text_of
 from shardbroker.rules.templates import PLACEHOLDER, template
@@ -124,7 +124,7 @@ class _Point:
     def _mark(self, found: re.Match[str]) -> str:
         (steps,) = template(found[0]).parts
         assert not isinstance(steps, str)
-        self._getters.append(getter(steps))
+        self._getters.append(Getter(steps))
         return f"{BEGIN}{len(self._getters) - 1}{END}"
 
     def _text(self, marked: str) -> _Text:

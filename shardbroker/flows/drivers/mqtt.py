@@ -13,21 +13,15 @@ from shardbroker.config.sinks.mqtt import MqttAction, MqttConnector, MqttSource
 from shardbroker.connectors.errors import ConnectorError
 from shardbroker.connectors.mqtt import Mqtt
 from shardbroker.connectors.mqtt_client import Message, MqttClient, MqttRefused
-from shardbroker.flows.drivers.getters import Getter, encoded, placeholders, rendered
 from shardbroker.flows.drivers.mqtt_book import DIRECTORY, Book, Place, read_books, reserved_ids
-from shardbroker.flows.drivers.mqtt_properties import Properties
+from shardbroker.flows.drivers.mqtt_messages import Messages
 from shardbroker.flows.drivers.mqtt_received import ReceivedIds
 from shardbroker.flows.drivers.mqtt_source import Intake, MqttIn
 from shardbroker.flows.sinks.driver import ConnectorDriver, Failure, Unusable
-from shardbroker.flows.sinks.json_bytes import json_bytes
 from shardbroker.flows.sinks.lane import lane_of
 from shardbroker.flows.sinks.limits import Limits
 from shardbroker.flows.sinks.row import Row
-from shardbroker.mqtt.batches import publish_size
-from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.spec import FAILURE, REASON_CODES, ReasonCode
-from shardbroker.mqtt.topics import check_topic_name
-from shardbroker.rules.values import UNDEFINED, EvaluationError, Value
 
 __all__ = ["MqttSink", "connect", "make", "make_source"]
 
@@ -39,9 +33,7 @@ SETTLE_S, LOOK_S = 10.0, 0.05
 """How long rows of other actions under way are waited for, and time between two looks."""
 RETRY_MAX_S = 60.0
 """Longest delay between attempts to connect."""
-YES, NO = frozenset({"true", "1"}), frozenset({"false", "0", "", "undefined"})
 DUP = 8
-QOS = {"0": 0, "1": 1, "2": 2, "undefined": 0, "": 0}
 
 
 class _Server(Mqtt):
@@ -106,10 +98,6 @@ def make_source(source: MqttSource, connector: Mqtt, id: str) -> MqttIn:
     return MqttIn(source, connector, id, connector.settings.server)
 
 
-class _NotMade(Exception):
-    """A message cannot be made for a row."""
-
-
 class MqttSink(ConnectorDriver[_Server]):
     """The driver of an action."""
 
@@ -117,95 +105,19 @@ class MqttSink(ConnectorDriver[_Server]):
         super().__init__(connector)
         parameters = action.parameters
         self._name = id.partition(":")[2]
-        self._version = connector.version
-        self._topic = rendered(parameters.topic)
-        self._constant_topic = self._checked_topic(parameters.topic)
-        self._payload: Callable[[Row], bytes] = (
-            rendered(parameters.payload) if parameters.payload else lambda row: json_bytes(row.values)
+        self._messages = Messages(
+            parameters.topic, parameters.payload, parameters.qos, parameters.retain, connector.version, connector.origin
         )
-        self._flags = self._flags_of(parameters.qos, parameters.retain)
-        self._properties = Properties(connector.origin) if self._version == 5 else None
         self._lanes = action.resource_opts.worker_pool_size
         self.stores_cursor = parameters.exactly_once
         self.cursor_key = ""
         self._books: dict[str, Book] | None = None
-
-    @staticmethod
-    def _checked_topic(text: str) -> bytes | None:
-        """Returns a topic without placeholders, or None. Raises ValueError."""
-        if not all(isinstance(one, str) for one in placeholders(text)):
-            return None
-        try:
-            check_topic_name(text.encode(), 0)
-        except (MqttError, UnicodeEncodeError):
-            raise ValueError(f"parameters.topic: must be a topic without wildcards, got {text!r:.200}") from None
-        return text.encode()
 
     def limits(self, limits: Limits) -> Limits:
         """Returns limits with the delays of a bridge, and with batches of QoS 2 whose ids a session has."""
         least_s = self._connector.settings.reconnect_interval
         batch = min(limits.batch_size, BATCH_MAX) if self.stores_cursor else limits.batch_size
         return replace(limits, batch_size=batch, retry_min_s=least_s, retry_max_s=max(least_s, RETRY_MAX_S))
-
-    # --- messages -------------------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _flags_of(qos: str, retain: str) -> Callable[[Row], int]:
-        """Returns what makes QoS and RETAIN of a row as they are in the first byte of PUBLISH. Raises ValueError."""
-        of_qos, of_retain = placeholders(qos.strip()), placeholders(retain.strip())
-        for name, parts, known in (("qos", of_qos, QOS), ("retain", of_retain, {*YES, *NO})):
-            if len(parts) != 1 or (isinstance(parts[0], str) and parts[0] not in known):
-                must = "0, 1, 2 or one placeholder" if name == "qos" else "true, false or one placeholder"
-                raise ValueError(f"parameters.{name}: must be {must}, got {(qos if name == 'qos' else retain)!r:.100}")
-        level, kept = of_qos[0], of_retain[0]
-        if isinstance(level, str) and isinstance(kept, str):
-            constant = QOS[level] << 1 | (kept in YES)
-            return lambda row: constant
-        return lambda row: _qos(level, row) << 1 | _retain(kept, row)
-
-    def _message(self, row: Row, client: MqttClient) -> Message:
-        """Returns the message of a row. Raises _NotMade."""
-        try:
-            topic = self._constant_topic
-            if topic is None:
-                topic = self._topic(row)
-                check_topic_name(topic, 0)
-            flags, payload = self._flags(row), self._payload(row)
-            properties = self._properties.of(row) if self._properties is not None else b""
-        except MqttError:
-            raise _NotMade("the topic is not one that can be published to") from None
-        except (EvaluationError, ValueError, TypeError, RecursionError) as error:  # ValueError: also of text that is no UTF-8
-            raise _NotMade(f"message not made: {error if type(error) is _Value else type(error).__name__}") from None
-        limits = client.limits
-        if flags >> 1 > limits.maximum_qos:
-            flags = limits.maximum_qos << 1 | flags & 1
-        if flags & 1 and not limits.retain_available:
-            flags &= 6
-        if len(payload) + len(topic) + len(properties) + 16 > limits.maximum_packet_size:
-            try:
-                size = publish_size(topic, flags & 6, properties, payload, self._version)
-            except ValueError as error:
-                raise _NotMade(str(error)) from None
-            if size > limits.maximum_packet_size:
-                raise _NotMade(f"a packet of {size} bytes, and the server takes {limits.maximum_packet_size}")
-        return Message(flags, 0, topic, properties, payload)
-
-    def _is_own(self, row: Row) -> bool:
-        """Returns whether a message has come from that server, or has been here before."""
-        if row.client.startswith(self._connector.of_sources):
-            return row.client in self._connector.sources
-        return self._properties is not None and self._properties.is_own(row)
-
-    def _made(self, rows: Sequence[Row], client: MqttClient, failures: list[Failure]) -> list[tuple[int, Message]]:
-        """Returns the place of each row that is to be sent, with its message; notes those that cannot be made."""
-        found = []
-        for at, row in enumerate(rows):
-            try:
-                if not self._is_own(row):
-                    found.append((at, self._message(row, client)))
-            except _NotMade as error:
-                failures.append(Failure(at, str(error)))
-        return found
 
     # --- batches --------------------------------------------------------------------------------------------------------------
 
@@ -224,6 +136,12 @@ class MqttSink(ConnectorDriver[_Server]):
                 if code >= FAILURE
             ]
         return failures
+
+    def _made(self, rows: Sequence[Row], client: MqttClient, failures: list[Failure]) -> list[tuple[int, Message]]:
+        """Returns the place of each row that is to be sent, with its message; notes those that cannot be made."""
+        connector = self._connector
+        found: list[tuple[int, Message]] = self._messages.of(rows, client.limits, connector.of_sources, connector.sources, failures)
+        return found
 
     # --- QoS 2 ----------------------------------------------------------------------------------------------------------------
 
@@ -359,30 +277,6 @@ async def _in_thread(call: Callable[[], None]) -> None:
     except asyncio.CancelledError:
         await asyncio.wait([work])
         raise
-
-
-class _Value(ValueError):
-    """A value that QoS or RETAIN cannot have; its text has no value of a row."""
-
-
-def _qos(level: str | Getter, row: Row) -> int:
-    value: Value = level if isinstance(level, str) else level(row)
-    if type(value) is int and 0 <= value <= 2:
-        return value
-    found = QOS.get("undefined" if value is UNDEFINED else encoded(value).decode(errors="replace"))
-    if found is None:
-        raise _Value("qos must be 0, 1 or 2")
-    return found
-
-
-def _retain(kept: str | Getter, row: Row) -> bool:
-    value: Value = kept if isinstance(kept, str) else kept(row)
-    if type(value) is bool:
-        return value
-    text = "undefined" if value is UNDEFINED else encoded(value).decode(errors="replace")
-    if text not in YES and text not in NO:
-        raise _Value("retain must be true or false")
-    return text in YES
 
 
 def _rejected(code: int) -> str:

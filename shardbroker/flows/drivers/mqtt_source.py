@@ -5,7 +5,6 @@ whose filter it matches. If that does not run, as while it is stopped, the messa
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -13,15 +12,14 @@ from typing import Any, NamedTuple, Protocol
 from shardbroker.config.sinks.mqtt import MqttSource
 from shardbroker.connectors.errors import ConnectorError
 from shardbroker.connectors.mqtt_client import MqttClient
+from shardbroker.flows.drivers.mqtt_local import LocalMessages
 from shardbroker.flows.drivers.mqtt_properties import INTO, VIA
 from shardbroker.flows.drivers.mqtt_received import ReceivedIds
-from shardbroker.flows.sources.source import Message, Received, Take
+from shardbroker.flows.sources.source import Take
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import Publish
 from shardbroker.mqtt.spec import FAILURE, REASON_CODES, PropertyId
 from shardbroker.mqtt.topics import check_topic_filter, matches, parse_subscription
-from shardbroker.rules.templates import Template, template
-from shardbroker.rules.values import EvaluationError
 
 __all__ = ["Intake", "MqttIn", "Server"]
 
@@ -31,28 +29,11 @@ HELD_MAX, HELD_BYTES = 5000, 16 << 20
 """Messages of a connection that wait here, and their bytes, above which it is not read."""
 RESUME_SHARE = 0.2
 """Share of both below which it is read again."""
-PASSED = (
-    PropertyId.PAYLOAD_FORMAT_INDICATOR,
-    PropertyId.MESSAGE_EXPIRY_INTERVAL,
-    PropertyId.CONTENT_TYPE,
-    PropertyId.RESPONSE_TOPIC,
-    PropertyId.CORRELATION_DATA,
-    PropertyId.USER_PROPERTY,
-)
-"""Properties of a message that are its publisher's."""
-NAMES = {
-    PropertyId.PAYLOAD_FORMAT_INDICATOR: "Payload-Format-Indicator",
-    PropertyId.MESSAGE_EXPIRY_INTERVAL: "Message-Expiry-Interval",
-    PropertyId.CONTENT_TYPE: "Content-Type",
-    PropertyId.RESPONSE_TOPIC: "Response-Topic",
-    PropertyId.CORRELATION_DATA: "Correlation-Data",
-}
 RETAIN_HANDLING_NEW = 0x10
 """Subscription option: retained messages are sent if the subscription is new (MQTT 5.0 §3.8.3.1)."""
 NO_LOCAL, RETAIN_AS_PUBLISHED = 0x04, 0x08
 MARKS = (VIA.encode(), INTO.encode())
 SHARED = ("$share/", "$queue/")
-YES = frozenset({"true", "1"})
 
 
 class Server(Protocol):
@@ -229,7 +210,7 @@ class MqttIn:
 
     def __init__(self, settings: MqttSource, connector: Server, id: str, address: str) -> None:
         parameters = settings.parameters
-        self._connector, self._address = connector, address
+        self._connector = connector
         self._filters = [_checked(one) for one in parameters.topic]
         if not self._filters:
             raise ValueError("parameters.topic: must be at least one topic filter, got []")
@@ -240,11 +221,9 @@ class MqttIn:
             self._options |= RETAIN_HANDLING_NEW | (RETAIN_AS_PUBLISHED if parameters.retain_as_published else 0)
         self._no_local = NO_LOCAL if connector.version == 5 and parameters.no_local else 0
         local = parameters.local
-        self._mark = [(INTO.encode(), connector.origin.encode())] if connector.version == 5 and connector.origin else []
-        self._strip = local.strip_prefix
-        self._topic = template(local.topic) if local.topic else None
-        self._payload = template(local.payload)
-        self._level, self._retain = template(local.qos), template(local.retain)
+        self._local = LocalMessages(
+            address, local.topic, local.strip_prefix, local.payload, local.qos, local.retain, connector.origin, connector.version
+        )
         self._waiting: deque[_Arrived] = deque()
         self._event = asyncio.Event()
         self._error: ConnectorError | None = None
@@ -254,7 +233,10 @@ class MqttIn:
     # --- of the connector's clients -------------------------------------------------------------------------------------------
 
     def wants(self, topic: bytes) -> bool:
-        return any(matches(one, topic) for one in self._real)
+        for one in self._real:  # noqa: SIM110 (no generator for each message)
+            if matches(one, topic):
+                return True
+        return False
 
     def put(self, arrived: _Arrived) -> None:
         self._waiting.append(arrived)
@@ -278,7 +260,7 @@ class MqttIn:
     async def run(self, take: Take) -> None:
         """Raises Unusable, ConnectorError, OSError."""
         inlets = self._connector.inlets
-        self._error = None
+        self._error, received = None, self._local.received
         intakes = [self._connector.intake_of(slot) for slot in range(self._connector.size)]
         inlets.append(self)
         for intake in intakes:  # at once: what arrives from now on is newer
@@ -294,7 +276,7 @@ class MqttIn:
                     subscribing.result()
                 while self._waiting:
                     batch = self._next_batch()
-                    await take([self._received(one.packet) for one in batch], lambda batch=batch: _finish(batch))  # type: ignore[misc]
+                    await take([received(one.packet) for one in batch], lambda batch=batch: _finish(batch))  # type: ignore[misc]
                 if self._error is not None:
                     raise self._error
                 if any(client.connections != number for client, number in self._used.values()):
@@ -340,44 +322,11 @@ class MqttIn:
                     name = REASON_CODES[code][0].replace("_", " ") if code in REASON_CODES else "unknown reason"
                     raise ConnectorError(f"the server rejects the subscription to {filter.decode()!r:.200}: {name} (0x{code:02x})")
 
-    # --- records --------------------------------------------------------------------------------------------------------------
-
-    def _received(self, packet: Publish) -> Received:
-        columns = self._columns(packet)
-        return Received(columns, self._message(columns, packet) if self._topic is not None else None, packet.topic)
-
-    def _columns(self, packet: Publish) -> dict[str, Any]:
-        return {
-            "server": self._address,
-            "topic": packet.topic.decode(),
-            "payload": packet.payload,
-            "qos": packet.qos,
-            "dup": packet.dup,
-            "retain": packet.retain,
-            "pub_props": _named(packet.properties),
-            "message_received_at": time.time_ns() // 1_000_000,
-        }
-
-    def _message(self, columns: dict[str, Any], packet: Publish) -> Message:
-        """Returns what is published here; an impossible one is made a failed record by its topic."""
-        assert self._topic is not None
-        fields = {**columns, "topic": columns["topic"].removeprefix(self._strip)}
-        properties = {number: value for number, value in (packet.properties or {}).items() if number in PASSED}
-        if self._mark:
-            properties[PropertyId.USER_PROPERTY] = [*properties.get(PropertyId.USER_PROPERTY, ()), *self._mark]
-        try:
-            qos, retain = self._level.render(fields), self._retain.render(fields)
-            if qos not in ("0", "1", "2"):
-                raise EvaluationError("qos")
-            return Message(
-                self._topic.render(fields).encode(), _bytes(self._payload, fields), int(qos), retain in YES, properties
-            )
-        except (EvaluationError, UnicodeEncodeError):
-            return Message(b"", b"")
-
-
 def _first(inlets: Iterable[MqttIn], packet: Publish) -> MqttIn | None:
-    return next((one for one in inlets if one.wants(packet.topic)), None)
+    for one in inlets:
+        if one.wants(packet.topic):
+            return one
+    return None
 
 
 def _finish(batch: Sequence[_Arrived]) -> None:
@@ -388,7 +337,10 @@ def _finish(batch: Sequence[_Arrived]) -> None:
 def _by_intake(messages: Iterable[_Arrived]) -> Iterable[tuple[Intake, list[_Arrived]]]:
     found: dict[int, tuple[Intake, list[_Arrived]]] = {}
     for one in messages:
-        found.setdefault(id(one.intake), (one.intake, []))[1].append(one)
+        key = id(one.intake)
+        if key not in found:
+            found[key] = one.intake, []
+        found[key][1].append(one)
     return found.values()
 
 
@@ -410,30 +362,3 @@ def _checked(filter: str) -> str:
     except (MqttError, UnicodeEncodeError):
         raise ValueError(f"parameters.topic: must be topic filters, got {filter!r:.200}") from None
     return filter
-
-
-def _named(properties: dict[int, Any] | None) -> dict[str, Any]:
-    """Returns properties as the column pub_props has them."""
-    found: dict[str, Any] = {}
-    for number, value in (properties or {}).items():
-        if number == PropertyId.USER_PROPERTY:
-            pairs = [{"key": _text(key), "value": _text(one)} for key, one in value]
-            found["User-Property"] = {one["key"]: one["value"] for one in pairs}
-            found["User-Property-Pairs"] = pairs
-        elif (name := NAMES.get(PropertyId(number))) is not None:
-            found[name] = _text(value) if isinstance(value, bytes) else value
-    return found
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")
-
-
-def _bytes(text: Template, fields: dict[str, Any]) -> bytes:
-    if len(text.parts) == 1 and not isinstance(text.parts[0], str):
-        value = text.value(fields, text.parts[0])
-        if isinstance(value, bytes):
-            return value
-    return text.render(fields).encode()
-
-

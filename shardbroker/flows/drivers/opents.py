@@ -166,7 +166,8 @@ def _alone(template: str | int | float, name: str) -> Callable[[Row], Value]:
         raise ValueError(f"{name}: must be one placeholder, or a constant, got {template[:100]!r}")
     (only,) = parts
     if not isinstance(only, str):
-        return only
+        found: Callable[[Row], Value] = only
+        return found
     if name == "tags" or not NUMBER.fullmatch(only):
         raise ValueError(f"{name}: must be a placeholder{'' if name == 'tags' else ' or a number'}, got {only[:100]!r}")
     return lambda row: only

@@ -119,7 +119,8 @@ def _optional(text: str) -> Callable[[Row], str | None]:
 def _value(text: str) -> Callable[[Row], bytes]:
     if text.strip() in WHOLE_ROW:
         return lambda row: json_bytes(row.values)
-    return rendered(text)
+    made: Callable[[Row], bytes] = rendered(text)
+    return made
 
 
 @lru_cache(KEYS_KEPT)

@@ -141,7 +141,7 @@ class RabbitmqSink(ConnectorDriver[Amqp]):
         size = len(body)
         publish = self._publish.get(routing_key) or self._publish_frame(routing_key)
         if self._is_plain:
-            id = row.key.encode(errors="backslashreplace")[-SHORT_MAX:]
+            id: bytes = row.key.encode(errors="backslashreplace")[-SHORT_MAX:]
             header_frame = PLAIN_HEADER.pack(HEADER, CHANNEL, 16 + len(id), 60, 0, size, PLAIN_FLAGS, self._mode, len(id)) + id
         else:
             given = self._given(row)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
-from shardbroker.flows.drivers.getters import encoded, getter, placeholders
+from shardbroker.flows.drivers.getters import Getter, encoded, placeholders
 from shardbroker.flows.sinks.json_bytes import json_bytes
 from shardbroker.flows.sinks.row import Row
 from shardbroker.rules.values import UNDEFINED, EvaluationError, Value
@@ -133,7 +133,7 @@ def csv_line(columns: Sequence[str]) -> tuple[bytes, Callable[[Row], bytes]]:
 
     The latter raises ValueError, RecursionError, EvaluationError.
     """
-    getters = [getter((name,)) for name in columns]
+    getters = [Getter((name,)) for name in columns]
 
     def line(row: Row) -> bytes:
         return b",".join([_field(_cell(get(row))) for get in getters]) + b"\r\n"
@@ -148,7 +148,8 @@ def _cell(value: Value) -> bytes:
         return base64.b64encode(value)
     if type(value) is dict or type(value) is list:
         return json_bytes(value)
-    return encoded(value)
+    text: bytes = encoded(value)
+    return text
 
 
 def _field(text: bytes) -> bytes:

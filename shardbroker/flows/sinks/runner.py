@@ -7,7 +7,6 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from threading import Thread
 from typing import Any
 
@@ -180,7 +179,7 @@ class SinkRunner:
             done()
             return
         with server.action.lock:
-            server.action.admit_loose(replace(row, done=done), self._loop.time())
+            server.action.admit_loose(row.reported_to(done), self._loop.time())
         server.wake()
 
     async def _close(self, wait_s: float) -> None:

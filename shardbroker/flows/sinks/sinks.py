@@ -9,15 +9,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from shardbroker.connectors.connector import Identity
+from shardbroker.connectors.connector import Identity, State
 from shardbroker.connectors.errors import ConnectorError, missing_library
 from shardbroker.flows.bridge.action import BridgeAction, BridgeServer
 from shardbroker.flows.bridge.protocol import SITE_BYTES
 from shardbroker.flows.cursors import Cursor
+from shardbroker.flows.deferral import Deferral
 from shardbroker.flows.feed import JournalFeed
 from shardbroker.flows.past import place_since
 from shardbroker.flows.rate import Rate
 from shardbroker.flows.rule_table import RuleTable
+from shardbroker.flows.runner import Runner
 from shardbroker.flows.sinks.action import SinkAction
 from shardbroker.flows.sinks.complaints import Complaints
 from shardbroker.flows.sinks.definitions import (
@@ -29,10 +31,11 @@ from shardbroker.flows.sinks.definitions import (
     read_definitions,
     settings_of,
 )  # fmt: skip
-from shardbroker.flows.sinks.late import BYTES_TOGETHER, ROWS_TOGETHER, LateReader, row_of
+from shardbroker.flows.sinks.intake import Intake, Intakes
+from shardbroker.flows.sinks.late import LateReader
 from shardbroker.flows.sinks.limits import Limits
 from shardbroker.flows.sinks.origin import origin_of
-from shardbroker.flows.sinks.row import Row
+from shardbroker.flows.sinks.row import row_of
 from shardbroker.flows.sinks.runner import ConnectorHandle, SinkRunner
 from shardbroker.flows.sinks.server import ActionServer
 from shardbroker.flows.sources.source import SourceDriver
@@ -69,12 +72,8 @@ class _Entry:
         self.since_us = 0
         """Records of earlier blocks are left out by late readers: of a rewind."""
         self.rate = Rate()
-        self.place: tuple[str, int] = ("", -1)
-        self.number = 0
-        """Rows of the record at `place`, less one."""
-        self.rows: list[Row] = []
-        """Rows that are admitted soon, and `size`: their memory."""
-        self.size = 0
+        self.deferred: dict[str, Deferral] = {}
+        """Records that are counted by late readers, by journal."""
 
     def cursors(self) -> dict[str, Cursor]:
         """Returns journal -> what is done for good."""
@@ -104,6 +103,8 @@ class Sinks:
         processes: int,
         synced: bool,
         table: RuleTable,
+        rules: Runner,
+        intakes: Intakes,
         stored: Mapping[tuple[str, str], Cursor],
         is_damaged: bool,
         end_of: Callable[[JournalFeed], int],
@@ -117,14 +118,12 @@ class Sinks:
         self._is_damaged, self._end_of = is_damaged, end_of
         self.problems: dict[str, str] = {}
         """By id of an action, or `connector` and the id of a connector."""
-        self.journal, self.position = "", -1
-        """Place of the record that rules are evaluated for; -1: they are tried."""
+        self._rules, self._intakes = rules, intakes
+        intakes.other = self._admit_other
         self._runner: SinkRunner | None = None
         self._entries: dict[str, _Entry] = {}
         self._connectors: dict[str, tuple[ConnectorDefinition, ConnectorHandle]] = {}
         self._dirty: dict[str, ActionServer] = {}
-        self._filled: list[_Entry] = []
-        """Those with rows that are admitted soon."""
         self._turns = 0
         self._origin = ""
         self.site = ""
@@ -135,40 +134,10 @@ class Sinks:
 
     # --- rows of rules --------------------------------------------------------------------------------------------------------
 
-    def admit(self, id: str, values: Any, columns: dict[str, Any]) -> str:
-        """Admits a row of a rule soon, unless it is for a late reader; returns why it cannot, or nothing."""
+    def _admit_other(self, id: str, values: Any, columns: dict[str, Any]) -> str:
+        """Admits a row of a trial; returns why it cannot, or nothing."""
         entry = self._entries.get(id)
-        if entry is None:
-            return self.problems.get(id, "no such action")
-        action, journal, position = entry.action, self.journal, self.position
-        if position < 0:
-            return self._admit_tried(entry, values, columns)
-        place = (journal, position)
-        entry.number = entry.number + 1 if entry.place == place else 0
-        entry.place = place
-        if action.wants(journal, position):
-            if not entry.rows:
-                self._filled.append(entry)
-            row = row_of(values, columns, journal, position, entry.number, self._node)
-            entry.rows.append(row)
-            entry.size += row.size
-            if len(entry.rows) >= ROWS_TOGETHER or entry.size >= BYTES_TOGETHER:
-                self._admit_rows(entry)
-        return ""
-
-    def _admit_rows(self, entry: _Entry) -> None:
-        action, rows, now_s = entry.action, entry.rows, time.monotonic()
-        entry.rows, entry.size = [], 0
-        with action.lock:
-            for row in rows:
-                action.admit_live(row, now_s)
-        self._dirty[action.id] = entry.server
-
-    def _admit_all(self) -> None:
-        for entry in self._filled:
-            if entry.rows:
-                self._admit_rows(entry)
-        self._filled.clear()
+        return self.problems.get(id, "no such action") if entry is None else self._admit_tried(entry, values, columns)
 
     def _admit_tried(self, entry: _Entry, values: Any, columns: dict[str, Any]) -> str:
         if entry.action.limits.by_journal:
@@ -182,7 +151,9 @@ class Sinks:
 
     def ring(self) -> None:
         """Admits what is left, and wakes the runner for rows that were admitted; once for many."""
-        self._admit_all()
+        self._intakes.admit_all()
+        for id in self._intakes.taken():
+            self._dirty[id] = self._entries[id].server
         if self._dirty and self._runner is not None:
             self._runner.wake_servers(list(self._dirty.values()))
             self._dirty.clear()
@@ -191,7 +162,7 @@ class Sinks:
 
     def passed(self, feed: JournalFeed) -> None:
         """Notes that the live stream has evaluated all that a feed has read."""
-        self._admit_all()
+        self._intakes.admit_all()
         cursor = feed.cursor
         if cursor is None:
             return
@@ -207,7 +178,29 @@ class Sinks:
         place = feed.follower.place
         near = place is not None and place.segment == resumes.segment
         publishers = feed.publishers if near else None
-        entry.late[feed.name] = LateReader(entry.action, self._table, feed.directory, self._node, publishers, entry.since_us)
+        entry.late[feed.name] = LateReader(
+            entry.action, self._table, self._rules, entry.deferred, feed.directory, self._node, publishers, entry.since_us
+        )
+
+    def defer(self, feed: JournalFeed) -> None:
+        """Leaves what follows in a journal to the readers of actions that catch up, and takes it back from those that do not."""
+        place = feed.follower.place
+        if place is None:
+            return
+        for entry in self._entries.values():
+            if not entry.late and not entry.deferred:
+                continue
+            found = entry.deferred.get(feed.name)
+            catches_up = feed.name in entry.late and entry.action.state is State.CONNECTED
+            if found is None:
+                if catches_up:
+                    entry.deferred[feed.name] = Deferral(place.position)
+                continue
+            behind = entry.action.resumes_at(feed.name).position
+            if found.is_open and not catches_up:
+                found.end = max(place.position, behind)
+            if found.end <= min(place.position, behind):
+                del entry.deferred[feed.name]
 
     def turn(self, feeds: Mapping[str, JournalFeed], complain: Callable[[str, Exception], None]) -> int:
         """Lets readers behind the live stream evaluate some records, in turns; returns how many."""
@@ -247,7 +240,7 @@ class Sinks:
             entry.late.pop(reader.journal).close()
         if done:
             self._dirty[entry.action.id] = entry.server
-        return done
+        return int(done)
 
     def open_journals(self, feeds: Mapping[str, JournalFeed]) -> dict[tuple[str, str], Cursor]:
         """Begins journals that have appeared, for all actions; returns cursors to be stored."""
@@ -361,6 +354,8 @@ class Sinks:
             entry = self._made(definition, connector[1] if connector is not None else None, found)
             if entry is not None:
                 self._entries[id] = entry
+                if known is not None:
+                    _take_deferred(entry, known, feeds)
                 begun.append(entry)
                 changed |= self._begin(entry, feeds)
         for id, known in before.items():
@@ -369,7 +364,12 @@ class Sinks:
             ended.append(known)
         for known in ended:
             _close_late(known)
+        self._renew_intakes()
         return ended, begun, changed
+
+    def _renew_intakes(self) -> None:
+        self._intakes.of.clear()
+        self._intakes.of.update({id: Intake(entry.action) for id, entry in self._entries.items()})
 
     def _keep_cursors(self, entry: _Entry) -> None:
         for journal, cursor in entry.cursors().items():
@@ -421,7 +421,10 @@ class Sinks:
         return _Entry(definition, action, server, connector, driver)
 
     def follow_rules(self) -> None:
-        """Looks which topics are shipped, after rules have changed."""
+        """Looks which topics are shipped, and which rules have one action only, after rules have changed."""
+        for rule in self._table.rules.values():
+            only = self._entries.get(rule.sinks[0]) if rule.sinks and len(rule.actions) == 1 else None
+            rule.deferred = only.deferred if only is not None else {}
         for id, entry in self._entries.items():
             if entry.driver is not None:
                 entry.driver.follow(self._table.shipped(id))
@@ -550,6 +553,8 @@ class Sinks:
         made.rate = Rate(made.action.figures.matched)
         _close_late(entry)
         self._entries[id] = made
+        _take_deferred(made, entry, feeds)
+        self._renew_intakes()
         changed: dict[tuple[str, str], Cursor] = {}
         for feed in feeds.values():
             changed |= self._open(made, feed, _place_at(feed, at))
@@ -623,6 +628,15 @@ def _place_at(feed: JournalFeed, at: object) -> Cursor:
         return Cursor(feed.end())
     place = place_since(feed.directory, at) if isinstance(at, int) else None
     return Cursor(0) if place is None else Cursor(place.position, place.segment, place.offset)
+
+
+def _take_deferred(entry: _Entry, former: _Entry, feeds: Mapping[str, JournalFeed]) -> None:
+    """Leaves to an entry what the former one of the action has not counted; the live stream counts what follows."""
+    entry.deferred = former.deferred
+    for journal, deferral in entry.deferred.items():
+        place = feeds[journal].follower.place
+        if deferral.is_open and place is not None:
+            deferral.end = max(place.position, former.action.resumes_at(journal).position)
 
 
 def _close_late(entry: _Entry) -> None:

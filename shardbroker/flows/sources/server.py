@@ -14,7 +14,7 @@ from shardbroker.flows.rate import Rate
 from shardbroker.flows.sinks.backoff import Backoff
 from shardbroker.flows.sources.complaints import Complaints
 from shardbroker.flows.sources.figures import Figures
-from shardbroker.flows.sources.records import Encoded, Encoder
+from shardbroker.flows.sources.records import Encoder
 from shardbroker.flows.sources.source import Received, SourceDriver
 
 __all__ = ["Batch", "Shipment", "SourceServer", "figures_of"]
@@ -28,15 +28,15 @@ INFLIGHT_RECORDS, INFLIGHT_BYTES = 10_000, 8 << 20
 
 
 class Batch:
-    """Records of a driver on their way to workers."""
+    """Records of a driver on their way to workers: (worker, record, kind) each."""
 
     __slots__ = ("at", "count", "done", "records", "size")
 
-    def __init__(self, records: list[Encoded], count: int, done: Callable[[], None]) -> None:
+    def __init__(self, records: list[tuple[int, bytes, int]], count: int, done: Callable[[], None]) -> None:
         self.records, self.count, self.done = records, count, done
         self.at = 0
         """Of `records`, the next one for a lane."""
-        self.size = sum(len(one.record) for one in records)
+        self.size = sum([len(record) for _, record, _ in records])
 
 
 class Shipment:
@@ -137,7 +137,7 @@ class SourceServer:
 
     async def take(self, batch: Sequence[Received], done: Callable[[], None]) -> None:
         """Takes a batch of the driver; returns once there is room for the next one."""
-        records: list[Encoded] = []
+        records: list[tuple[int, bytes, int]] = []
         figures = self.figures
         for one in batch:
             try:

@@ -87,9 +87,12 @@ def test_large_messages_that_wait_are_limited_by_their_bytes(server: Service, tm
 
 
 def test_a_source_that_has_ended_holds_up_no_action(server: Service, tmp_path: Path) -> None:
-    """It had stopped reading. What arrives meanwhile is limited, and is there in order when the source begins again."""
+    """It had stopped reading. What arrives meanwhile is limited, and is there in order when the source begins again.
+
+    A read takes 256 KiB, so at most 2,300 of these messages are above the limit of 5,000.
+    """
     over = connector(server, tmp_path)
-    payloads = [b"%d" % number for number in range(20_000)]
+    payloads = [b"%0100d" % number for number in range(20_000)]
 
     async def scenario() -> None:
         first, second = Busy(), Taker()
@@ -97,7 +100,10 @@ def test_a_source_that_has_ended_holds_up_no_action(server: Service, tmp_path: P
         await asyncio.sleep(0.5)
         await publish_all(server, "held/a", payloads[:10_000])
         intake = over.intake_of(0)
-        assert 5000 < await settled(lambda: intake.waiting_messages) < 9000
+        async with asyncio.timeout(60):
+            while intake.waiting_messages <= 5000:
+                await asyncio.sleep(0.05)
+        assert await settled(lambda: intake.waiting_messages) < 9000
         task.cancel()
         await asyncio.wait([task])
         async with asyncio.timeout(10):

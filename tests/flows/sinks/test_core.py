@@ -272,7 +272,7 @@ def test_places_are_bounded_while_a_row_waits() -> None:
     marks.admit(5)
     for position in range(6, 5000):
         marks.passed(Cursor(position, 1, position))
-    assert len(marks._places) <= PLACES_MAX + 1
+    assert marks.places <= PLACES_MAX + 1
     assert marks.cursor == Cursor(5)
     marks.admit(5000)
     marks.done(5)

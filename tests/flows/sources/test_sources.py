@@ -1,9 +1,11 @@
 """The frame of sources without a broker: batches, back-pressure, losses, orders. Drivers and lanes are stand-ins."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import cbor2
 import pytest
@@ -12,8 +14,9 @@ from shardbroker.connectors.connector import State
 from shardbroker.connectors.errors import ConnectorError
 from shardbroker.flows.sources.complaints import Complaints
 from shardbroker.flows.sources.records import Encoder
-from shardbroker.flows.sources.server import INFLIGHT_RECORDS, SourceServer
+from shardbroker.flows.sources.server import INFLIGHT_RECORDS, Batch, SourceServer
 from shardbroker.flows.sources.source import Message, Received, Take
+from shardbroker.flows.sources.sources import Sources, _Entry
 from shardbroker.logs.phrases import Line
 from shardbroker.mqtt.spec import PropertyId
 from shm.records import FED, PUBLISH, open_record
@@ -179,7 +182,7 @@ async def test_a_record_that_is_not_possible_here_fails_and_is_acknowledged() ->
     process.driver.batches.put_nowait([*wrong, message(1)])
     await until(lambda: process.driver.taken)
     assert process.server.figures.failed == len(wrong)
-    assert [one.kind for one in process.server.queue[0].records] == [PUBLISH]
+    assert [kind for _, _, kind in process.server.queue[0].records] == [PUBLISH]
     process.consume()
     assert len(process.driver.done) == 1
     assert [line.startswith("record not taken over source=mqtt:far") for _, line in process.lines] == [True]
@@ -189,14 +192,14 @@ async def test_a_record_that_is_not_possible_here_fails_and_is_acknowledged() ->
 def test_records_of_a_key_have_one_worker_and_rules_see_columns_first() -> None:
     encoder = Encoder("mqtt:far", 4, PAYLOAD_MAX)
     fed, published = encoder.encode(Received({"payload": b"\x00", "qos": 1}, Message(b"t", b"x"), b"key"), is_fed=True)
-    assert (fed.kind, published.kind) == (FED, PUBLISH)
-    assert fed.worker == published.worker
-    kind, _, columns = open_record(fed.record)
+    assert (fed[2], published[2]) == (FED, PUBLISH)
+    assert fed[0] == published[0]
+    kind, _, columns = open_record(fed[1])
     assert kind == FED
     assert cbor2.loads(columns) == {"payload": b"\x00", "qos": 1}
-    assert b"$sources/mqtt:far" in fed.record
-    assert b"$source:mqtt:far" in published.record
-    assert len({encoder.encode(Received({}, Message(b"t", b""), b"%d" % key), False)[0].worker for key in range(50)}) == 4
+    assert b"$sources/mqtt:far" in fed[1]
+    assert b"$source:mqtt:far" in published[1]
+    assert len({encoder.encode(Received({}, Message(b"t", b""), b"%d" % key), False)[0][0] for key in range(50)}) == 4
     assert encoder.encode(Received({}, None), is_fed=False) == []
 
 
@@ -204,3 +207,40 @@ def test_records_of_a_key_have_one_worker_and_rules_see_columns_first() -> None:
 def test_columns_that_no_journal_can_have_fail(columns: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="columns"):
         Encoder("mqtt:far", 1, PAYLOAD_MAX).encode(Received(columns, None), is_fed=True)
+
+
+class Failing:
+    """Lanes that cannot spill the first time."""
+
+    workers = range(2)
+
+    def __init__(self) -> None:
+        self.put: list[bytes] = []
+        self.fails = True
+
+    def try_put(self, worker: int, record: bytes, kind: int) -> bool:
+        if record == b"large" and self.fails:
+            self.fails = False
+            raise OSError("no space left")
+        self.put.append(record)
+        return True
+
+    def mark(self, worker: int) -> tuple[int, int]:
+        return worker, 1
+
+    def is_past(self, mark: tuple[int, int]) -> bool:
+        return mark[0] == 1  # worker 0 has consumed nothing
+
+
+def test_a_batch_waits_for_all_workers_also_after_an_error_in_the_middle() -> None:
+    lanes: Any = Failing()
+    sources = Sources(0, 1, lanes, PAYLOAD_MAX, cast(Any, None), lambda: None)
+    done: list[int] = []
+    batch = Batch([(0, b"small", PUBLISH), (1, b"large", PUBLISH)], 2, lambda: done.append(1))
+    server = SimpleNamespace(queue=deque([batch]), id="mqtt:far")
+    entry = sources._entries["mqtt:far"] = _Entry(cast(Any, None), cast(Any, None), cast(Any, server))
+    problems: list[str] = []
+    for _ in range(2):
+        sources.turn(lambda where, error: problems.append(f"{where}: {error}"))
+    assert problems == ["source mqtt:far: no space left"] and lanes.put == [b"small", b"large"]
+    assert [sorted(marks) for _, marks in entry.pending] == [[(0, 1), (1, 1)]] and not done

@@ -3,26 +3,11 @@
 matched = success + failed + inflight + queuing + late_reply + dropped
 """
 
-from dataclasses import dataclass, replace
-
 __all__ = ["Figures"]
 
 
-@dataclass(slots=True)
-class Figures:
+cdef class Figures:
     """Rows since the start of the process; `inflight` and `queuing` are those at this moment."""
-
-    matched: int = 0
-    success: int = 0
-    failed: int = 0
-    inflight: int = 0
-    queuing: int = 0
-    late_reply: int = 0
-    """Written, but after request_ttl."""
-    expired: int = 0
-    lost: int = 0
-    """Records of a journal that were removed before they were read: the hold has given way."""
-    retried: int = 0
 
     @property
     def dropped(self) -> int:
@@ -30,16 +15,18 @@ class Figures:
 
     def reset(self) -> None:
         """Sets the counts to 0; rows that wait have matched."""
-        waiting = self.inflight, self.queuing
-        self.__init__()  # type: ignore[misc]
-        self.inflight, self.queuing = waiting
-        self.matched = sum(waiting)
+        self.matched = self.inflight + self.queuing
+        self.success = self.failed = self.late_reply = self.expired = self.lost = self.retried = 0
 
-    def without_waiting(self) -> "Figures":
+    def without_waiting(self) -> Figures:
         """Returns the counts of another run of the action, in which the rows that wait will match again."""
-        return replace(self, matched=self.matched - self.inflight - self.queuing, inflight=0, queuing=0)
+        cdef Figures other = Figures()
+        other.matched = self.matched - self.inflight - self.queuing
+        other.success, other.failed, other.late_reply = self.success, self.failed, self.late_reply
+        other.expired, other.lost, other.retried = self.expired, self.lost, self.retried
+        return other
 
-    def named(self) -> dict[str, int]:
+    def named(self) -> dict:
         """Returns the counts by name."""
         return {
             "matched": self.matched, "success": self.success, "failed": self.failed, "inflight": self.inflight,
