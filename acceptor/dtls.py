@@ -4,7 +4,6 @@ from hashlib import sha256
 from hmac import compare_digest, digest
 from importlib import import_module
 from pathlib import Path
-from secrets import token_bytes
 from typing import Any
 
 from acceptor.tls import TlsError
@@ -12,8 +11,9 @@ from acceptor.tls import TlsError
 __all__ = ["build_dtls"]
 
 
-def build_dtls(settings: Any) -> Any:
-    """Returns the context of a listener, an OpenSSL.SSL.Context. settings: its `tls`. Raises TlsError."""
+def build_dtls(settings: Any, secret: bytes) -> Any:
+    """Returns the context of a listener, an OpenSSL.SSL.Context. settings: its `tls`. secret: the key of its cookies, which the
+    processes that share its address have in common. Raises TlsError."""
     try:
         SSL: Any = import_module("OpenSSL.SSL")
         load_key = import_module("cryptography.hazmat.primitives.serialization").load_pem_private_key
@@ -22,7 +22,6 @@ def build_dtls(settings: Any) -> Any:
     context = SSL.Context(SSL.DTLS_SERVER_METHOD)
     context.set_options(SSL.OP_COOKIE_EXCHANGE | SSL.OP_NO_QUERY_MTU | SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_TICKET)
     context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
-    secret = token_bytes(32)
 
     def cookie_of(connection: Any) -> bytes:
         return digest(secret, repr(connection.get_app_data()).encode(), sha256)

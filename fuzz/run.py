@@ -1,6 +1,6 @@
 """Fuzzes all targets, or those named, with libFuzzer under AddressSanitizer and UndefinedBehaviorSanitizer (`make fuzz`).
 
-    cd build/asan && python -m fuzz.run [TARGET ...] --seconds 60 [--keep]
+    cd build/asan && python -m fuzz.run [TARGET ...] --seconds 60 [--seed N] [--keep]
 
 Two targets run at a time, each for `seconds`. Prints executions, and the branches reached of each module. Exits with 1 and the
 input on a finding, and if a target does not run. With --keep inputs that reach more than those in fuzz/corpus do are added there.
@@ -64,15 +64,15 @@ def link_libfuzzer(folder: Path) -> str:
     return str(path)
 
 
-def fuzz(name: str, seconds: int, folder: Path, libfuzzer: str, keep: bool) -> Outcome:
-    """Runs one target in processes of its own. The reached branches are written to `folder`/NAME/reached."""
+def fuzz(name: str, seconds: int, folder: Path, libfuzzer: str, keep: bool, seed: int = 0) -> Outcome:
+    """Runs one target in processes of its own. `folder`/NAME/reached gets the reached branches. `seed` 0: any."""
     own = folder / name
     start, found, logs, merged, result = (own / part for part in ("start", "found", "logs", "merged", "reached"))
     for path in (start, found, logs, merged, result):
         path.mkdir(parents=True)
     engine = ["fuzz.engine", name]
     options = [f"-artifact_prefix={own}/finding-", f"-timeout={INPUT_TIMEOUT_S}", f"-rss_limit_mb={MEMORY_MAX_MB}"]
-    options += [f"-max_total_time={seconds}", "-print_final_stats=1", "-reload=0"]
+    options += [f"-max_total_time={seconds}", "-print_final_stats=1", "-reload=0", f"-seed={seed}"]
     # libFuzzer ends its process without Python's clean-up: files left by a target are removed with the folder.
     plain = environment(Path.cwd(), logs) | {"TMPDIR": str(own)}
     guided = environment(Path.cwd(), logs, libfuzzer) | {"TMPDIR": str(own)}
@@ -136,6 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fuzz the parsers of bytes from outside, guided by coverage.")
     parser.add_argument("targets", nargs="*", default=TARGETS, help=", ".join(TARGETS))
     parser.add_argument("--seconds", type=int, default=60, help="duration per target")
+    parser.add_argument("--seed", type=int, default=0, help="derives the same inputs again; 0: others each time")
     parser.add_argument("--keep", action="store_true", help="add inputs that reach further branches to fuzz/corpus")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="shardbroker-fuzz-") as name:
@@ -147,7 +148,10 @@ def main() -> None:
             sys.exit("a parser has read too far without a report: modules are not built for this, see fuzz/README.md")
         libfuzzer = link_libfuzzer(folder)
         with ThreadPoolExecutor(JOBS) as pool:
-            runs = [pool.submit(fuzz, target, arguments.seconds, folder, libfuzzer, arguments.keep) for target in arguments.targets]
+            runs = [
+                pool.submit(fuzz, target, arguments.seconds, folder, libfuzzer, arguments.keep, arguments.seed)
+                for target in arguments.targets
+            ]
             outcomes = [run.result() for run in runs]
         modules = reached([folder / target / "reached" for target in arguments.targets])
     sys.exit(report(outcomes, modules))

@@ -1,12 +1,14 @@
 """One device of a gateway: its own transport and the one to the broker, between them a session without I/O."""
 
 import asyncio
-from collections.abc import Callable
-from math import inf
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, ClassVar, Protocol, cast
 
 from shardbroker.gateways.proxy import STREAM, encode_proxy_header
 from shardbroker.gateways.session import GatewaySession, Link
+from shardbroker.gateways.timers import NEVER, Timers
+from shardbroker.gateways.uplinks import Uplink, Uplinks
 
 __all__ = ["Device", "Home", "StreamDevice"]
 
@@ -14,10 +16,9 @@ CLOSE_S = 5.0
 """Longest wait until a device has taken the last bytes sent to it."""
 CONNECT_S, AGAIN_S = 10.0, 0.05
 """Longest wait for the internal listener, and time between two attempts."""
-CHANGE_S = 2.0
-"""Longest wait until the broker has closed a connection that is replaced by another one."""
 Peer = tuple[Any, ...]
 """Address of a device as the socket has it: host, port and more for IPv6."""
+NOWHERE: Peer = ("", 0)
 
 
 class Home(Protocol):
@@ -25,6 +26,9 @@ class Home(Protocol):
 
     broker_path: str
     """Path of the internal listener."""
+    loop: asyncio.AbstractEventLoop
+    uplinks: Uplinks
+    timers: Timers
 
     def admits(self, device: "Device", peer: Peer) -> bool:
         """Whether the device may connect; counts it if so."""
@@ -39,24 +43,19 @@ class Home(Protocol):
 class Device:
     """A device of any transport. The broker is read only while the session can handle what it has sent."""
 
-    __slots__ = (
-        "_broker", "_home", "_is_broker_paused", "_is_dialed", "_loop", "_opening", "_own", "_reason", "_timer", "_timer_s", "peer",
-        "session",
-    )  # fmt: skip
+    __slots__ = ("_broker", "_home", "_is_dialed", "_opening", "_own", "_reason", "_timer", "peer", "session")
     transport: ClassVar[int] = STREAM
     """In the PROXY header."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._loop = asyncio.get_running_loop()
-        self._broker: _BrokerSide | None = None
+        self._broker: Uplink | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = inf
-        self._is_dialed = self._is_broker_paused = False
+        self._timer = NEVER
+        self._is_dialed = False
         self._reason = ""
-        self._own: Peer = ("", 0)
-        self.peer: Peer = ("", 0)
+        self._own: Peer = NOWHERE
+        self.peer: Peer = NOWHERE
         self.session: GatewaySession | None = None
 
     # --- for transports -------------------------------------------------------------------------------------------------------
@@ -83,75 +82,131 @@ class Device:
 
     # --- the broker -----------------------------------------------------------------------------------------------------------
 
-    async def _open(self, again: bool = False) -> None:
+    def _dial(self, again: bool = False) -> None:
+        """Connects to the broker, now if its listener is ready for it. again: in place of an earlier connection."""
+        try:
+            self._connect(again)
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            self._opening = self._home.loop.create_task(self._dial_later(again))
+        except OSError:
+            self._not_connected()
+
+    async def _dial_later(self, again: bool) -> None:
+        """Waits for an internal listener that is not open yet: after a change of settings the supervisor opens it meanwhile."""
         try:
             async with asyncio.timeout(CONNECT_S):
-                broker = await self._connect()
+                while self._broker is None:
+                    await asyncio.sleep(AGAIN_S)
+                    with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+                        self._connect(again)
         except (OSError, TimeoutError):
-            self._opening = None
-            self.broker_lost("the broker is not available; try again")
-            return
+            self._not_connected()
         self._opening = None
-        if self.session is None:
-            broker.transport.abort()
-            return
-        self._broker, self._is_broker_paused = broker, False
-        broker.transport.write(encode_proxy_header(self.peer[:2], self._own[:2], self.transport))
-        if again:
-            self.session.broker_changed()
         self.flush()
 
-    async def _connect(self) -> "_BrokerSide":
-        """Waits for an internal listener that is not open yet: after a change of settings the supervisor opens it meanwhile."""
-        while True:
-            try:
-                _, side = await self._loop.create_unix_connection(lambda: _BrokerSide(self), self._home.broker_path)
-            except (FileNotFoundError, ConnectionRefusedError):
-                await asyncio.sleep(AGAIN_S)
-            else:
-                return side
+    def _connect(self, again: bool) -> None:
+        self._broker = self._home.uplinks.connect(self._home.broker_path, self)
+        self._broker.write(encode_proxy_header(self.peer[:2], self._own[:2], self.transport))
+        if again and self.session is not None:
+            self.session.broker_changed()
+
+    def _not_connected(self) -> None:
+        if self.session is not None:
+            self.session.broker_lost("the broker is not available; try again")
 
     def broker_received(self, data: bytes) -> None:
+        """Notes bytes of the broker."""
         if self.session is not None:
-            self.session.from_broker(data, self._loop.time())
+            self.session.from_broker(data, self._home.loop.time())
             self.flush()
 
-    def slow(self, *, device: bool | None = None, broker: bool | None = None) -> None:
-        """Notes that a transport accepts no more for now, or again."""
+    def broker_slow(self, is_slow: bool) -> None:
+        """Notes that the broker accepts no more for now, or again."""
         session = self.session
-        if session is None:
-            return
-        if device is not None:
-            session.is_device_slow = device
-        if broker is not None:
-            session.is_broker_slow = broker
-        if not (device or broker):
-            session.go_on(self._loop.time())
+        if session is not None:
+            session.is_broker_slow = is_slow
+            self._eased(session, is_slow)
+
+    def device_slow(self, is_slow: bool) -> None:
+        """Notes that the device accepts no more for now, or again."""
+        session = self.session
+        if session is not None:
+            session.is_device_slow = is_slow
+            self._eased(session, is_slow)
+
+    def _eased(self, session: GatewaySession, is_slow: bool) -> None:
+        if not is_slow:
+            session.go_on(self._home.loop.time())
         self.flush()
 
     def broker_lost(self, reason: str = "the broker has closed the connection") -> None:
+        """Notes that the connection to the broker has ended."""
         self._broker = None
         if self.session is not None:
             self.session.broker_lost(reason)
             self.flush()
 
-    def _change_broker(self, session: GatewaySession, broker: "_BrokerSide") -> None:
+    def _change_broker(self, session: GatewaySession, broker: Uplink) -> None:
         """Opens another connection once the broker has closed this one: so the end of the one is known before the other begins."""
         session.changes_broker = False
         self._broker = None
-        broker.leave(self._open_again)
+        broker.leave(self.open_again)
 
-    def _open_again(self) -> None:
+    def open_again(self) -> None:
+        """Opens the connection to the broker that takes the place of one that the broker has closed."""
         if self.session is not None:
-            self._opening = self._loop.create_task(self._open(again=True))
+            self._dial(again=True)
+            self.flush()
 
     def _drop_broker(self) -> None:
         """Closes the connection to the broker after the last bytes. Without DISCONNECT among them, the end counts as a failure."""
         broker, self._broker = self._broker, None
         if broker is not None:
-            broker.transport.close()
+            broker.close()
         if self._opening is not None:
             self._opening.cancel()
+
+    # --- for the process that replaces this one -------------------------------------------------------------------------------
+
+    @property
+    def broker(self) -> Uplink | None:
+        """Returns the connection to the broker."""
+        return self._broker
+
+    def image(self) -> dict[str, Any]:
+        """Returns the state as plain values, except for the connection to the broker."""
+        assert self.session is not None
+        return {
+            "peer": self.peer, "own": self._own, "is_dialed": self._is_dialed, "is_opening": self._opening is not None,
+            "reason": self._reason, "session": self.session.image(),
+        }  # fmt: skip
+
+    def adopt(self, values: Mapping[str, Any], session: GatewaySession) -> None:
+        """Takes the state of a device of another process. session: a new one, which gets the state, too."""
+        self.peer, self._own = tuple(values["peer"]), tuple(values["own"])
+        self._is_dialed, self._reason = values["is_dialed"], values["reason"]
+        self.session = session
+        session.began(self._link())
+        session.adopt(values["session"])
+
+    def adopt_broker(self, uplink: Uplink) -> None:
+        """Takes the connection to the broker."""
+        self._broker = uplink
+
+    def leave_broker(self, uplink: Uplink) -> None:
+        """Takes a connection to the broker that is replaced by another one as soon as the broker has closed it."""
+        uplink.leave(self.open_again)
+
+    def serve(self, is_opening: bool, by_s: float) -> None:
+        """Continues after a time in which the device was not read. is_opening: the connection to the broker was being opened."""
+        session = self.session
+        if session is None:
+            return
+        session.shift(by_s)
+        if is_opening:
+            again = session.is_changing_broker
+            self._opening = self._home.loop.create_task(self._dial_later(again))
+        self._arm(session)
 
     # --- both -----------------------------------------------------------------------------------------------------------------
 
@@ -168,54 +223,51 @@ class Device:
             return
         if session.wants_broker and not self._is_dialed:
             self._is_dialed = True
-            self._opening = self._loop.create_task(self._open())
+            self._dial()
         broker = self._broker
         if broker is not None:
             if session.to_broker:
                 data = session.to_broker[0] if len(session.to_broker) == 1 else b"".join(session.to_broker)
                 session.to_broker.clear()
-                broker.transport.write(data)
+                broker.write(data)
             if session.changes_broker:
                 self._change_broker(session, broker)
         if session.to_device:
             messages, session.to_device = session.to_device, []  # before sending, which may pause and flush again
             self._send(messages)
-            if self.session is not session:
-                return
+        if self.session is not session:
+            return
         if session.is_over:
             self.session = None
             self._reason = session.reason
             self._drop_broker()
-            if self._timer is not None:
-                self._timer.cancel()
+            self._timer.discard(self)
+            self._timer = NEVER
             self._leave()
             return
         self._follow(session)
-        broker = self._broker
-        if broker is not None and session.reads_broker == self._is_broker_paused:
-            self._is_broker_paused = not self._is_broker_paused
-            broker.transport.pause_reading() if self._is_broker_paused else broker.transport.resume_reading()
+        if self._broker is not None:
+            self._broker.pause(not session.reads_broker)
         self._arm(session)
 
     def _arm(self, session: GatewaySession) -> None:
         """Sets the timer, unless one fires earlier anyway."""
         deadline_s = session.deadline_s
-        if deadline_s >= self._timer_s:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_s = deadline_s
-        self._timer = self._loop.call_at(deadline_s, self._tick)
+        if deadline_s < self._timer.at_s:
+            self._timer = self._home.timers.set(self, deadline_s, self._timer)
 
-    def _tick(self) -> None:
-        self._timer_s = inf
+    def tick(self) -> None:
+        """Does what is due."""
+        self._timer = NEVER
         if self.session is not None:
-            self.session.tick(self._loop.time())
+            self.session.tick(self._home.loop.time())
             self.flush()
 
 
 class StreamDevice(asyncio.Protocol, Device):
     """A device that is connected by a stream. Each side is read only while the other side takes what follows from it."""
+
+    __slots__ = ("_is_admitted", "_is_paused", "_transport")
 
     def __init__(self, home: Home) -> None:
         super().__init__(home)
@@ -233,7 +285,7 @@ class StreamDevice(asyncio.Protocol, Device):
             self._transport.abort()
             return
         self._is_admitted = True
-        self._begin(self._home.make_session(self._loop.time()))
+        self._begin(self._home.make_session(self._home.loop.time()))
 
     def _link(self) -> Link:
         assert self._transport is not None
@@ -242,14 +294,14 @@ class StreamDevice(asyncio.Protocol, Device):
 
     def data_received(self, data: bytes) -> None:
         if self.session is not None:
-            self.session.from_device(data, self._loop.time())
+            self.session.from_device(data, self._home.loop.time())
             self.flush()
 
     def pause_writing(self) -> None:
-        self.slow(device=True)
+        self.device_slow(True)
 
     def resume_writing(self) -> None:
-        self.slow(device=False)
+        self.device_slow(False)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -259,8 +311,8 @@ class StreamDevice(asyncio.Protocol, Device):
             self._drop_broker()
         if self._is_admitted:
             self._home.gone(self, self._reason)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.discard(self)
+        self._timer = NEVER
 
     def end(self, reason: str) -> None:
         if self.session is None and self._transport is not None:
@@ -273,48 +325,10 @@ class StreamDevice(asyncio.Protocol, Device):
 
     def _leave(self) -> None:
         if self._transport is not None:
-            self._timer = self._loop.call_later(CLOSE_S, self._transport.abort)
+            self._home.loop.call_later(CLOSE_S, self._transport.abort)
             self._transport.close()
 
     def _follow(self, session: GatewaySession) -> None:
         if self._transport is not None and session.reads_device == self._is_paused:
             self._is_paused = not self._is_paused
             self._transport.pause_reading() if self._is_paused else self._transport.resume_reading()
-
-
-class _BrokerSide(asyncio.Protocol):
-    """The connection of a device to the broker."""
-
-    __slots__ = ("_device", "_then", "transport")
-
-    def __init__(self, device: Device) -> None:
-        self._device: Device | None = device
-        self._then: Callable[[], None] | None = None
-        self.transport: asyncio.Transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-
-    def leave(self, then: Callable[[], None]) -> None:
-        """Ignores what still arrives; calls `then` when the broker has closed the connection."""
-        self._device, self._then = None, then
-        self.transport.resume_reading()
-        asyncio.get_running_loop().call_later(CHANGE_S, self.transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        if self._device is not None:
-            self._device.broker_received(data)
-
-    def pause_writing(self) -> None:
-        if self._device is not None:
-            self._device.slow(broker=True)
-
-    def resume_writing(self) -> None:
-        if self._device is not None:
-            self._device.slow(broker=False)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._device is not None:
-            self._device.broker_lost()
-        if self._then is not None:
-            self._then()

@@ -8,7 +8,7 @@ have shown that their address is their own.
 
 import asyncio
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -78,6 +78,10 @@ class DatagramHome(Home, Protocol):
     figures: dict[str, int]
 
     @property
+    def is_first(self) -> bool:
+        """Whether what is done once for all processes of the gateway is done here."""
+
+    @property
     def is_full(self) -> bool:
         """Whether no more devices are admitted."""
 
@@ -103,14 +107,29 @@ class DatagramDevice(Device):
     def _link(self) -> Link:
         return Link("dtls" if self._server.is_secure else "udp", self.peer, self._own, None, self.flush)
 
+    @classmethod
+    def adopted(cls, server: "DatagramServer", home: Home, values: Mapping[str, Any]) -> "DatagramDevice":
+        """Returns a device of another process."""
+        made = cls(server, home, values["key"], values["peer"], values["head"])
+        made.adopt(values, home.make_session(home.loop.time()))
+        return made
+
     def open(self, message: bytes) -> None:
         """Begins with the message that has opened the device."""
-        now_s = self._loop.time()
+        now_s = self._home.loop.time()
         session = self._home.make_session(now_s)
         if self._server.is_secure:
             session.address_proven()
         self._begin(session)
         self.received(message, now_s)
+
+    def image(self) -> dict[str, Any]:
+        is_named = self._server.names.get(self._name) is self
+        return super().image() | {"key": self.key, "head": self._head, "name": self._name if is_named else ""}
+
+    def adopt(self, values: Mapping[str, Any], session: GatewaySession) -> None:
+        super().adopt(values, session)
+        self._name, self.is_silent = values["name"], False
 
     def received(self, message: bytes, now_s: float) -> None:
         if self.session is not None:
@@ -135,10 +154,14 @@ class _Publisher(Device):
     __slots__ = ()
     transport: ClassVar[int] = DATAGRAM
 
-    def __init__(self, home: Home, own: Peer, session: GatewaySession) -> None:
+    def __init__(self, home: Home, own: Peer, session: GatewaySession, values: Mapping[str, Any] | None = None) -> None:
+        """values: of that of another process."""
         super().__init__(home)
         self.peer = self._own = own
-        self._begin(session)
+        if values is None:
+            self._begin(session)
+        else:
+            self.adopt(values, session)
 
     def _send(self, messages: list[bytes]) -> None:
         """There is no device."""
@@ -159,7 +182,7 @@ class DatagramServer:
         self._loop = asyncio.get_running_loop()
         self.own: Peer = listening.getsockname()
         self.devices: dict[Any, DatagramDevice] = {}
-        self._names: dict[str, DatagramDevice] = {}
+        self.names: dict[str, DatagramDevice] = {}
         """Devices by client id."""
         self._silent: dict[DatagramDevice, None] = {}
         """Devices that have sent nothing since they were accepted, oldest first."""
@@ -178,6 +201,63 @@ class DatagramServer:
         if self._dtls is not None:
             self._dtls.close()
         self._socket.close()
+
+    # --- for the process that replaces this one -------------------------------------------------------------------------------
+
+    @property
+    def socket(self) -> socket.socket:
+        """Returns the bound socket."""
+        return self._socket
+
+    @property
+    def movable(self) -> "list[Device]":
+        """Returns the devices that move, in the order of `image`. Keys of DTLS are in OpenSSL, which gives none of them away."""
+        if self._dtls is not None:
+            return []
+        publishers = [] if self._publisher is None or self._publisher.session is None else [self._publisher]
+        return [*(one for one in self.devices.values() if one.session is not None), *publishers]
+
+    def image(self) -> dict[str, Any]:
+        """Returns the state as plain values."""
+        devices = self.movable
+        places = {device: place for place, device in enumerate(devices)}
+        return {
+            "devices": [device.image() for device in devices if device is not self._publisher],
+            "publisher": self._publisher.image() if self._publisher in places else None,
+            "silent": [places[one] for one in self._silent if one in places],
+            "tokens": self._tokens, "filled_s": self._filled_s,
+        }  # fmt: skip
+
+    def adopt(self, values: Mapping[str, Any]) -> list[Device]:
+        """Takes the devices of another process, and returns them in the order of `movable`."""
+        now_s = self._loop.time()
+        devices = [DatagramDevice.adopted(self, self._home, one) for one in values["devices"]]
+        for device, one in zip(devices, values["devices"], strict=True):
+            self.devices[device.key] = device
+            if one["name"]:
+                self.names[one["name"]] = device
+        for place in values["silent"]:
+            devices[place].is_silent = True
+            self._silent[devices[place]] = None
+        self._tokens, self._filled_s = values["tokens"], values["filled_s"]
+        if values["publisher"] is None:
+            return [*devices]
+        self._publisher = _Publisher(self._home, self.own, self._door.make_publisher(now_s), values["publisher"])
+        return [*devices, self._publisher]
+
+    def shift(self, by_s: float) -> None:
+        """Notes a time in which no device was read."""
+        for device in [*self.devices.values(), self._publisher]:
+            if device is not None and device.session is not None:
+                device.session.shift(by_s)
+
+    def end_secure(self) -> None:
+        """Ends what does not move, once another process has everything else."""
+        if self._dtls is not None:
+            for device in [*self.devices.values(), self._publisher]:
+                if device is not None:
+                    device.end("the gateway is upgraded, which ends connections with DTLS")
+            self._dtls.close()
 
     @property
     def is_secure(self) -> bool:
@@ -204,10 +284,10 @@ class DatagramServer:
 
     def note_name(self, device: DatagramDevice, old: str, new: str) -> str:
         """Notes the client id that a device is accepted with, and ends one that has had it at another address."""
-        if self._names.get(old) is device:
-            del self._names[old]
-        rival = self._names.get(new)
-        self._names[new] = device
+        if self.names.get(old) is device:
+            del self.names[old]
+        rival = self.names.get(new)
+        self.names[new] = device
         if rival is not None and rival is not device:
             rival.broker_lost("the client has connected from another address")
         return new
@@ -221,8 +301,8 @@ class DatagramServer:
 
     def forget(self, device: DatagramDevice, name: str) -> None:
         """Drops a device that has ended."""
-        if self._names.get(name) is device:
-            del self._names[name]
+        if self.names.get(name) is device:
+            del self.names[name]
         if self.devices.get(device.key) is device:
             del self.devices[device.key]
         self._silent.pop(device, None)
@@ -295,7 +375,7 @@ class DatagramServer:
                 publisher.session.from_device(message, now_s)
             return publisher
         if knock.verdict is Verdict.MOVE:
-            device = self._names.get(knock.claim[0])
+            device = self.names.get(knock.claim[0])
             if device is not None and device.session is not None and device.session.has_token(knock.claim[1]):
                 self.move(device, key, peer)
                 device.received(message, now_s)
@@ -327,7 +407,7 @@ class DatagramServer:
 
     async def _advertise(self) -> None:
         while True:
-            found = self._door.advertisement()
+            found = self._door.advertisement() if self._home.is_first else None
             if found is None:
                 await asyncio.sleep(1.0)  # settings may change
                 continue

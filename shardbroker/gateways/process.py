@@ -6,14 +6,16 @@ be bound is tried again every RETRY_S, and makes the alarm `gateway_listener_fai
 
 import asyncio
 import json
+import os
 import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from math import inf
+from pathlib import Path
 from typing import Any, Protocol
 
 import uvloop
@@ -25,6 +27,7 @@ from shardbroker import __version__
 from shardbroker.config.gateways import (
     DatagramListener,
     GatewayListener,
+    handoff_path,
     inner_listeners,
     outer_listeners,
     state_file,
@@ -32,7 +35,10 @@ from shardbroker.config.gateways import (
 from shardbroker.config.listeners import parse_address, unix_path
 from shardbroker.gateways.connection import Device, Peer, StreamDevice
 from shardbroker.gateways.datagrams import RECEIVE_BUFFER, DatagramServer, Door
+from shardbroker.gateways.handoff import Offer, Shared, Succession
 from shardbroker.gateways.session import GatewaySession
+from shardbroker.gateways.timers import Timers
+from shardbroker.gateways.uplinks import Uplinks
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
 from shardbroker.stores.files import replace_file, stamp_of
@@ -75,28 +81,34 @@ class Service(Protocol):
 
 
 def run(
-    topology: Topology, kind: str, make_session: MakeSession, figures: Figures, make_door: MakeDoor | None = None,
-    service: Service | None = None,
+    topology: Topology, kind: str, number: int, make_session: MakeSession, figures: Figures, make_door: MakeDoor | None = None,
+    service: Service | None = None, shared: Shared | None = None,
 ) -> None:  # fmt: skip
-    """Serves until SIGTERM. figures: names of the counts that sessions make. make_door: for listeners of datagrams."""
+    """Serves until SIGTERM. number: of the process among those of the gateway. figures: names of the counts that sessions make.
+    make_door: for listeners of datagrams. shared: what all sessions of this process have in common, if there is such a thing."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(Gateway(topology, kind, make_session, figures, make_door, service).serve())
+        runner.run(Gateway(topology, kind, number, make_session, figures, make_door, service, shared).serve())
 
 
 class Gateway:
     """make_session, make_door: see MakeSession and MakeDoor."""
 
     def __init__(
-        self, topology: Topology, kind: str, make_session: MakeSession, figures: Figures, make_door: MakeDoor | None,
-        service: Service | None,
+        self, topology: Topology, kind: str, number: int, make_session: MakeSession, figures: Figures, make_door: MakeDoor | None,
+        service: Service | None, shared: Shared | None = None,
     ) -> None:  # fmt: skip
         self.kind, self.make_session, self.make_door, self._service = kind, make_session, make_door, service
-        self.topology = topology
+        self.topology, self.number, self._shared = topology, number, shared
+        place = topology.places_of(f"gateway-{kind}")[number]
+        self.processes = len(topology.places_of(f"gateway-{kind}"))
+        self._title, self._slot, self._moves = place.title, place.slot, place.role.moves
+        self._succession = None if topology.predecessor is None else Succession(topology.predecessor[0], place.title)
         self._counters = Counters.attach(topology.counters_name)
-        self._slot = topology.slot_of(f"gateway-{kind}")
         self._in_force = InForce(topology, self._counters, self._slot)
         self._log = Log(self._in_force.settings.log.level)
-        self.figures = dict.fromkeys(("accepted", "refused", *figures), 0)
+        self._state_file = state_file(topology.runtime_dir, kind, number)
+        self.figures = dict.fromkeys(("accepted", "refused", *figures), 0) | self._last_figures()
+        self.secret = _shared_secret(topology.runtime_dir / f"gateway-{kind}.key")
         self._started_ms = time.time_ns() // 1_000_000
         self._listeners: dict[str, Outer] = {}
         self._reports = (0, 0)
@@ -117,15 +129,21 @@ class Gateway:
         return [*self._listeners.values()]
 
     async def serve(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self.loop = asyncio.get_running_loop()
+        self.uplinks, self.timers = Uplinks(loop), Timers(loop)
         stop = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides when to stop this process
+        if self._succession is not None:
+            self._succession.take_over(self)
         await self._apply()
         self._write_state()
+        offer = self._offer()
         self._counters.set_state(self._slot, ProcessState.READY)
         tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._look_after())]
         await stop.wait()
+        if offer is not None:
+            offer.close()
         for task in tasks:
             task.cancel()
         for one in [*self._listeners.values()]:
@@ -135,6 +153,7 @@ class Gateway:
             await asyncio.sleep(0.01)
         if self._service is not None:
             await self._service.close()
+        self.uplinks.close()
         self._log.close()
         self._counters.set_state(self._slot, ProcessState.DOWN)
 
@@ -196,21 +215,106 @@ class Gateway:
             self._write_state()
             self._log.flush()
 
+    # --- for the process that replaces this one, and in it ----------------------------------------------------------------------
+
+    def _offer(self) -> Offer | None:
+        """Awaits a successor. Without one the gateway serves, too: it is restarted in an upgrade then."""
+        if not self._moves:
+            return None
+        try:
+            return Offer(self, handoff_path(self.topology.runtime_dir, self.kind, self.number))
+        except OSError as error:
+            self.report("error", log_line("gateway not replaced", reason=f"no socket for a successor: {error.strerror or error}"))
+            return None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether settings have changed that this process has not applied."""
+        return self._in_force.is_due
+
+    def image(self) -> tuple[dict[str, Any], list[int]]:
+        """Returns the state as plain values, and the descriptors of its sockets."""
+        descriptors: list[int] = []
+        listeners = {id: one.image(descriptors) for id, one in self._listeners.items() if isinstance(one.server, DatagramServer)}
+        taken = {*descriptors}
+        closing = [one for one in self.uplinks if one.is_closing and one.number not in taken]
+        descriptors += [one.number for one in closing]
+        state = {
+            "format": self._moves, "figures": self.figures, "listeners": listeners,
+            "closing": [one.image() for one in closing], "shared": None if self._shared is None else self._shared.image(),
+        }  # fmt: skip
+        return state, descriptors
+
+    def adopt(self, state: Mapping[str, Any], descriptors: list[int]) -> None:
+        """Takes the state and the sockets of the predecessor. Nothing is read or sent before the loop runs again. Raises
+        ValueError, OSError, TlsError."""
+        if state["format"] != self._moves:
+            raise ValueError(f"format {state['format']} of the state, this process reads {self._moves}")
+        self._in_force.load()
+        self._in_force.applied()
+        self.figures.update(state["figures"])
+        if self._shared is not None:
+            self._shared.adopt(state["shared"])
+        left = iter(descriptors)
+        wanted = {id: one for kind, _, id, one in outer_listeners(self.settings) if kind == self.kind}
+        inner = inner_listeners(self.settings, self.topology.runtime_dir)
+        for id, values in state["listeners"].items():
+            if id not in wanted:
+                raise ValueError(f"settings have changed: there is no listener {id}")
+            outer = self._listeners[id] = Outer(self, id, wanted[id], str(unix_path(inner[id].bind)))
+            outer.adopt(values, left)
+        for one in state["closing"]:
+            self.uplinks.adopt(next(left), None, one)
+
+    def serve_on(self, by_s: float) -> None:
+        """Continues where the predecessor was, after a time in which no device was read."""
+        devices = 0
+        for one in self._listeners.values():
+            devices += one.serve_on(by_s)
+        self.report("info", log_line("gateway replaced", devices=devices, pause=f"{by_s * 1000:.0f}ms"))
+
+    def shift(self, by_s: float) -> None:
+        """Continues as the process that it was, after a time in which no device was read."""
+        for one in self._listeners.values():
+            if isinstance(one.server, DatagramServer):
+                one.server.shift(by_s)
+
+    def note_owner(self, pid: int) -> None:
+        """Records the process that has the place, before it is told so: the supervisor must not end the one that serves."""
+        self._counters.note_pid(self._slot, pid)
+
+    def leave(self) -> None:
+        """Ends what does not move; everything else is another process's."""
+        for one in self._listeners.values():
+            if isinstance(one.server, DatagramServer):
+                one.server.end_secure()
+        self._log.close()
+
+    def _last_figures(self) -> dict[str, int]:
+        """Returns the counts that an earlier process in this place has recorded: sums never fall."""
+        try:
+            found = json.loads(self._state_file.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return dict(found["figures"]) if found.get("broker") == self.topology.started_ms else {}
+
     def _write_state(self) -> None:
         rows = [
             {"id": one.id, "running": one.server is not None, "problem": one.problem, "current_connections": len(one.devices)}
             for one in self._listeners.values()
         ]
-        state = {"started_at": self._started_ms, "listeners": rows, "figures": self.figures}
+        state = {
+            "broker": self.topology.started_ms, "started_at": self._started_ms, "listeners": rows, "figures": self.figures,
+        }  # fmt: skip
         data = json.dumps(state).encode()
         if data != self._written:
             with suppress(OSError):  # tried again with the next one
-                replace_file(state_file(self.topology.runtime_dir, self.kind), data, sync=False)
+                replace_file(self._state_file, data, sync=False)
                 self._written = data
 
     def report(self, level: str, line: Line) -> None:
         """Logs a line of this process."""
-        self._log.add(level, of_process(f"gateway-{self.kind}", line))
+        self._log.add(level, of_process(self._title, line))
         self._log.flush()
 
     def report_device(self, line: Line) -> None:
@@ -228,11 +332,14 @@ class Outer:
     def __init__(self, gateway: Gateway, id: str, settings: _Listening, broker_path: str) -> None:
         self._gateway = gateway
         self.id, self.broker_path = id, broker_path
+        self.loop, self.uplinks, self.timers = gateway.loop, gateway.uplinks, gateway.timers
         self.server: asyncio.Server | DatagramServer | None = None
         self.figures = gateway.figures
         self.problem = ""
         self.devices: set[Device] = set()
         self._stamps: tuple[Any, ...] = ()
+        self._adopted: list[tuple[Device, Mapping[str, Any]]] = []
+        """Devices of the predecessor, with what it has written of them, until they are served."""
         self.use(settings)
 
     def use(self, settings: _Listening) -> None:
@@ -272,11 +379,10 @@ class Outer:
         try:
             context = self._context()
             options = {"ssl": context, "ssl_handshake_timeout": settings.tls.handshake_timeout} if context is not None else {}
-            listening = _listen(settings.bind, settings.for_datagrams)
+            listening = _listen(settings.bind, settings.for_datagrams, self._gateway.processes > 1)
             loop: Any = asyncio.get_running_loop()
             if settings.for_datagrams:
-                timeout_s, peers = settings.tls.handshake_timeout, 2 * settings.max_connections
-                self.server = DatagramServer(self, self._make_door(), listening, context, timeout_s, peers)
+                self.server = self._datagrams(listening, context)
             else:
                 self.server = await loop.create_server(lambda: StreamDevice(self), sock=listening, backlog=BACKLOG, **options)
         except (OSError, TlsError) as error:
@@ -288,17 +394,24 @@ class Outer:
         self.problem = ""
         self._gateway.report("info", log_line("gateway listener opened", listener=self.id, bind=settings.bind))
 
+    def _datagrams(self, listening: socket.socket, context: Any) -> DatagramServer:
+        return DatagramServer(
+            self, self._make_door(), listening, context, self.settings.tls.handshake_timeout, 2 * self.limit
+        )  # fmt: skip
+
     def _context(self) -> Any:
         """Returns what the sockets of the listener are secured by, None without it. Raises TlsError."""
         settings = self.settings
         if not settings.secure:
             return None
-        return build_dtls(settings.tls) if settings.for_datagrams else build_context(settings.tls, False)
+        return build_dtls(settings.tls, self._gateway.secret) if settings.for_datagrams else build_context(settings.tls, False)
 
     def _make_door(self) -> Door:
         gateway = self._gateway
         assert gateway.make_door is not None
         levels, name = gateway.settings.mqtt.max_topic_levels, self.id.replace(":", "-")
+        if gateway.number:
+            name = f"{name}-{gateway.number}"  # the processes would take one session from each other
         return gateway.make_door(lambda: gateway.own_settings, levels, name, gateway.figures)
 
     def stop(self) -> None:
@@ -313,20 +426,75 @@ class Outer:
         for device in [*self.devices]:
             device.end(reason)
 
+    # --- for the process that replaces this one, and in it ----------------------------------------------------------------------
+
+    def image(self, descriptors: list[int]) -> dict[str, Any]:
+        """Returns the state as plain values, and appends the descriptors that belong to it: the bound socket, and then those of
+        the connections to the broker that `uplinks` has."""
+        assert isinstance(self.server, DatagramServer)
+        descriptors.append(self.server.socket.fileno())
+        uplinks = []
+        for place, device in enumerate(self.server.movable):
+            if device.broker is not None and device.broker.number >= 0:
+                uplinks.append((place, False, device.broker.image()))
+                descriptors.append(device.broker.number)
+        places = {device.open_again: place for place, device in enumerate(self.server.movable)}
+        for uplink in self._gateway.uplinks:
+            if uplink.then in places:
+                uplinks.append((places[uplink.then], True, uplink.image()))
+                descriptors.append(uplink.number)
+        return {"at": [self.settings.bind, self.settings.type], "server": self.server.image(), "uplinks": uplinks}
+
+    def adopt(self, values: Mapping[str, Any], descriptors: Iterator[int]) -> None:
+        """Takes the listener of another process. Raises ValueError, OSError, TlsError."""
+        settings = self.settings
+        if values["at"] != [settings.bind, settings.type]:
+            raise ValueError(f"settings have changed: {self.id} has another address")
+        listening = socket.socket(fileno=next(descriptors))
+        self._stamps = self._stamped()
+        self.server = self._datagrams(listening, self._context())
+        devices = self.server.adopt(values["server"])
+        self.devices.update(self.server.devices.values())
+        for place, leaves, one in values["uplinks"]:
+            uplink = self.uplinks.adopt(next(descriptors), None if leaves else devices[place], one)
+            if leaves:
+                devices[place].leave_broker(uplink)
+            else:
+                devices[place].adopt_broker(uplink)
+        self._adopted = [*zip(devices, values["server"]["devices"] + [values["server"]["publisher"]], strict=False)]
+
+    def serve_on(self, by_s: float) -> int:
+        """Continues after a time in which no device was read; returns the number of devices."""
+        adopted, self._adopted = self._adopted, []
+        for device, values in adopted:
+            device.serve(values["is_opening"], by_s)
+        return len(self.devices)
+
     # --- as devices see it ------------------------------------------------------------------------------------------------------
 
     @property
+    def is_first(self) -> bool:
+        """Whether what is done once for all processes is done here."""
+        return self._gateway.number == 0
+
+    @property
+    def limit(self) -> int:
+        """Most devices at a time in this process; 0: no limit."""
+        return -(-self.settings.max_connections // self._gateway.processes)
+
+    @property
     def is_full(self) -> bool:
-        return bool(self.settings.max_connections) and len(self.devices) >= self.settings.max_connections
+        return bool(self.limit) and len(self.devices) >= self.limit
 
     @property
     def max_unknown_rate(self) -> float:
-        return getattr(self.settings, "max_unknown_rate", inf)
+        return getattr(self.settings, "max_unknown_rate", inf) / self._gateway.processes
 
     def admits(self, device: Device, peer: Peer) -> bool:
         refusal = ""
         if self.is_full:
-            refusal = f"max_connections = {self.settings.max_connections} is reached"
+            part = "" if self._gateway.processes == 1 else f", {self.limit} in this process,"
+            refusal = f"max_connections = {self.settings.max_connections}{part} is reached"
         elif not self._rules.open and not self._rules.allow(_packed(peer[0])):
             refusal = "access_rules"
         if refusal:
@@ -352,13 +520,26 @@ class Outer:
                 "gateway client disconnected", listener=self.id, peer=_shown(device.peer), reason=reason[:200]))
 
 
-def _listen(bind: str, for_datagrams: bool) -> socket.socket:
-    """Returns a bound socket. Raises OSError."""
+def _shared_secret(path: Path) -> bytes:
+    """Returns the key that all processes of a gateway have in common, which the first of them makes. Raises OSError."""
+    own = path.with_suffix(f".{os.getpid()}")
+    own.touch(mode=0o600)
+    own.write_bytes(secrets.token_bytes(32))
+    with suppress(FileExistsError):
+        os.link(own, path)
+    own.unlink()
+    return path.read_bytes()
+
+
+def _listen(bind: str, for_datagrams: bool, is_shared: bool) -> socket.socket:
+    """Returns a bound socket. is_shared: with other processes of the gateway. Raises OSError."""
     host, port = parse_address(bind)
     kind = socket.SOCK_DGRAM if for_datagrams else socket.SOCK_STREAM
     family, _, _, _, address = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)[0]
     one = socket.socket(family, kind)
     try:
+        if is_shared:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if for_datagrams:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)

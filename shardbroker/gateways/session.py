@@ -1,16 +1,19 @@
 """What the sessions of all gateways have in common: the MQTT 5.0 side of a device, without I/O."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from shardbroker.config.gateways import TEMPLATE, ClientInfoOverride
 from shardbroker.mqtt.batches import split_packets
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import Connack, Disconnect, Pingreq, Publish, Suback, Unsuback
-from shardbroker.mqtt.spec import REASON_CODES, PropertyId
+from shardbroker.mqtt.spec import REASON_CODES, PropertyId, ReasonCode
 
-__all__ = ["FIELD_MAX", "IDS", "VERSION", "WINDOW", "GatewaySession", "Link", "login_of", "reason_text"]
+__all__ = [
+    "FIELD_MAX", "IDS", "PACKET_MAX", "VERSION", "WINDOW", "GatewaySession", "IdentityError", "Link",
+    "client_id_of", "login_of", "reason_text",
+]  # fmt: skip
 
 VERSION = 5
 PACKET_MAX = 268_435_455
@@ -50,6 +53,14 @@ class GatewaySession:
         "_received", "_room", "changes_broker", "is_broker_slow", "is_device_slow", "is_over", "reason", "to_broker", "to_device",
         "wants_broker",
     )  # fmt: skip
+
+    MOVES: ClassVar[tuple[str, ...]] = (
+        "_is_connected", "_last_id", "_max_qos", "_next_hello", "_now_s", "_packet_max", "_ping_s", "_pinged_s", "_received",
+        "_room", "changes_broker", "is_broker_slow", "is_device_slow", "reason", "to_broker", "to_device", "wants_broker",
+    )  # fmt: skip
+    """Plain values that `image` has as they are."""
+    TIMES: ClassVar[tuple[str, ...]] = ("_now_s", "_pinged_s")
+    """Times among them, which `shift` moves. All are those of the clock that all processes have."""
 
     def __init__(self, figures: dict[str, int], now_s: float) -> None:
         self._figures = figures
@@ -160,6 +171,28 @@ class GatewaySession:
         if not self.is_over and now_s >= self._pinged_s + self._ping_s:
             self._ping()
 
+    # --- for the process that replaces this one -------------------------------------------------------------------------------
+
+    @property
+    def is_changing_broker(self) -> bool:
+        """Returns whether a connection to the broker is to be opened in place of an earlier one."""
+        return bool(self._next_hello)
+
+    def image(self) -> dict[str, Any]:
+        """Returns the state as values that `marshal` writes, by name."""
+        return {name: getattr(self, name) for name in self.MOVES}
+
+    def adopt(self, values: Mapping[str, Any]) -> None:
+        """Takes the state of the session of another process. What it has left out is as in a new session."""
+        for name in self.MOVES:
+            if name in values:
+                setattr(self, name, values[name])
+
+    def shift(self, by_s: float) -> None:
+        """Notes a time in which no device was read: it is not silence of the device."""
+        for name in self.TIMES:
+            setattr(self, name, getattr(self, name) + by_s)
+
     # --- for sessions of a protocol -------------------------------------------------------------------------------------------
 
     def _take(self, packet: Any) -> None:
@@ -173,7 +206,15 @@ class GatewaySession:
         elif type(packet) is Connack:
             self._accepted(packet)
         elif type(packet) is Disconnect:
-            self._fail(f"the broker has ended the session: {reason_text(packet.reason_code, packet.properties)}")
+            text = f"the broker has ended the session: {reason_text(packet.reason_code, packet.properties)}"
+            if packet.reason_code == ReasonCode.SESSION_TAKEN_OVER:
+                self._taken_over(text)
+            else:
+                self._fail(text)
+
+    def _taken_over(self, text: str) -> None:
+        """Ends the connection, since the client has another one, which may be this device's at another process of the gateway."""
+        self._fail(text)
 
     def _acknowledged(self, kind: int, packet_id: int, code: int) -> None:
         """Handles PUBACK, PUBREC, PUBREL or PUBCOMP."""
@@ -230,6 +271,34 @@ class GatewaySession:
     def _to_broker(self, data: bytes) -> None:
         self.to_broker.append(data)
         self._pinged_s = self._now_s
+
+
+class IdentityError(Exception):
+    """A client for which `clientinfo_override.clientid` gives no client id that is its own. The text names the reason."""
+
+
+def client_id_of(override: ClientInfoOverride, client_id: bytes, username: bytes | None = None) -> bytes:
+    """Returns the client id for CONNECT: that of the setting, else the client's own. Different clients get different ones.
+
+    Raises IdentityError, among others for a user name that contains the text behind it in the setting: the user `a` with the
+    client id `b-c` would get that of the user `a-b` with the client id `c`, and so its session.
+    """
+    if not override.clientid:
+        return client_id
+    values = {"clientid": client_id, "username": username or b""}
+    parts = TEMPLATE.split(override.clientid)
+    found = parts[0].encode()
+    for at in range(1, len(parts), 2):
+        value, behind = values[parts[at]], parts[at + 1].encode()
+        if not value:
+            raise IdentityError(f"clientinfo_override.clientid needs a {parts[at]}")
+        if at + 2 < len(parts) and (value + behind).index(behind) < len(value):
+            text = f"must not contain {parts[at + 1]!r}, the text behind it in clientinfo_override.clientid"
+            raise IdentityError(f"{parts[at]}: {text}")
+        found += value + behind
+    if len(found) > FIELD_MAX:
+        raise IdentityError(f"client id of clientinfo_override: must be at most {FIELD_MAX} bytes, got {len(found)}")
+    return found
 
 
 def login_of(

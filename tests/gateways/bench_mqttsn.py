@@ -1,4 +1,4 @@
-"""Figures of the MQTT-SN gateway: python -m tests.gateways.bench_mqttsn [messages] [devices] [sleeping devices].
+"""Figures of the MQTT-SN gateway: python -m tests.gateways.bench_mqttsn [messages] [devices] [sleeping devices] [processes].
 
 Devices publish with QoS 1, one message at a time, without subscribers; others sleep.
 """
@@ -12,10 +12,13 @@ import psutil
 
 from tests.gateways import mqttsn_client as norm
 from tests.gateways.conftest import GatewayBroker
+from tests.harness import until
 
 PAYLOAD = b"x" * 100
 TOPIC = 0x6162
 RETRY_S = 5.0
+AT_A_TIME = 50
+"""Devices that connect together: the kernel has room for their datagrams."""
 
 
 def connected(broker: GatewayBroker, name: str, count: int) -> list[socket.socket]:
@@ -52,40 +55,66 @@ def publish(devices: list[socket.socket], count: int) -> float:
     return time.perf_counter() - start_s
 
 
-def sleep(broker: GatewayBroker, process: psutil.Process, count: int) -> None:
-    """Prints the memory of devices that sleep, each with a registered topic."""
-    before = process.memory_info().rss
-    devices = connected(broker, "sleeper", count)
-    for n, one in enumerate(devices):
-        one.send(norm.framed("REGISTER", b"\0\0\0\1" + f"device/{n}/state".encode()))
-        one.send(norm.framed("DISCONNECT", b"\xff\xff"))
-        assert one.recv(100)[1] == 0x0B and one.recv(100) == b"\x02\x18"
-    time.sleep(1)
-    after = process.memory_info().rss
-    print(f"{count:,} sleeping devices: {(after - before) / count:,.0f} bytes of the gateway for each")
-    for one in devices:
-        one.close()
+def sleep(broker: GatewayBroker, count: int) -> None:
+    """Prints the memory of devices that sleep, each with an address of its own, a registered topic and a message behind it.
 
-
-def main(messages: int = 100_000, devices: int = 200, sleepers: int = 10_000) -> None:
-    """Prints CPU time of the gateway for each message, and memory for each sleeping device."""
-    settings = {"listeners.default.max_connections": 0, "listeners.default.max_unknown_rate": "infinity"}
-    with GatewayBroker(1, settings, "mqttsn") as broker:
-        with broker.mqttsn() as first:
-            first.connect("first")
-        found = connected(broker, "bench", devices)
-        (pid,) = broker.child_pids("gateway")
-        process = psutil.Process(pid)
-        before = process.cpu_times()
-        seconds = publish(found, messages)
-        after = process.cpu_times()
-        cpu_us = (after.user + after.system - before.user - before.system) / messages * 1e6
-        print(f"PUBLISH with QoS 1: {messages / seconds:,.0f}/s, {cpu_us:.1f} µs CPU of the gateway for each "
-              f"({(after.user - before.user) / messages * 1e6:.1f} in user space), {1e6 / cpu_us:,.0f}/s and core")  # fmt: skip
-        for one in found:
+    It is the growth of PSS of all processes of the gateway: that of RSS counts pages twice that they share.
+    """
+    processes = [psutil.Process(pid) for pid in broker.child_pids("gateway")]
+    before, start_s = sum(one.memory_full_info().pss for one in processes), time.perf_counter()
+    for at in range(0, count, AT_A_TIME):
+        devices = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(min(AT_A_TIME, count - at))]
+        for n, one in enumerate(devices, at):
+            one.settimeout(30)
+            one.bind((f"127.{1 + (n >> 16)}.{n >> 8 & 255}.{n & 255}", 20_000))
+            one.connect(broker.at)
+            one.send(norm.connect(f"sleeper-{n}", 60_000))
+        for one in devices:
+            assert one.recv(100) == b"\x03\x05\x00"
+        for n, one in enumerate(devices, at):
+            one.send(norm.framed("REGISTER", b"\0\0\0\1" + f"device/{n}/state".encode()))
+            assert one.recv(100)[1] == 0x0B
+            one.send(norm.publish(norm.NAME, 1, b"21.5", 1, 2))
+        for one in devices:
+            assert one.recv(100)[1] == 0x0D
+            one.send(norm.framed("DISCONNECT", b"\xff\xff"))
+        for one in devices:
+            assert one.recv(100) == b"\x02\x18"
             one.close()
-        if sleepers:
-            sleep(broker, process, sleepers)
+    took_s = time.perf_counter() - start_s
+    time.sleep(2)
+    (row,) = [row for row in broker.ctl("gateways list")["data"] if row["name"] == "mqttsn"]
+    assert row["current_connections"] >= count, row
+    after = sum(one.memory_full_info().pss for one in processes)
+    print(f"{count:,} sleeping devices in {len(processes)} processes, connected in {took_s:.0f} s: "
+          f"{(after - before) / count:,.0f} bytes of the gateway for each")  # fmt: skip
+
+
+def main(messages: int = 100_000, devices: int = 200, sleepers: int = 50_000, processes: int = 4) -> None:
+    """Prints CPU time of the gateway for each message, and memory for each sleeping device.
+
+    processes: of the gateway for the sleeping devices, and workers: each device has a descriptor in both.
+    """
+    settings = {"listeners.default.max_connections": 0, "listeners.default.max_unknown_rate": "infinity"}
+    if messages:
+        with GatewayBroker(1, settings, "mqttsn") as broker:
+            with broker.mqttsn() as first:
+                first.connect("first")
+            found = connected(broker, "bench", devices)
+            (pid,) = broker.child_pids("gateway")
+            process = psutil.Process(pid)
+            before = process.cpu_times()
+            seconds = publish(found, messages)
+            after = process.cpu_times()
+            cpu_us = (after.user + after.system - before.user - before.system) / messages * 1e6
+            print(f"PUBLISH with QoS 1: {messages / seconds:,.0f}/s, {cpu_us:.1f} µs CPU of the gateway for each "
+                  f"({(after.user - before.user) / messages * 1e6:.1f} in user space), {1e6 / cpu_us:,.0f}/s and core")  # fmt: skip
+            for one in found:
+                one.close()
+    if sleepers:
+        with GatewayBroker(processes, {**settings, "processes": processes}, "mqttsn") as broker:
+            until(lambda: broker.ctl("gateways show", name="mqttsn")["listeners"][0]["running"])
+            sleep(broker, sleepers)
 
 
 if __name__ == "__main__":

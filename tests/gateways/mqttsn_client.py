@@ -168,7 +168,7 @@ class MqttSnClient:
     def take(self, qos: int = 1) -> tuple[int, int, bytes]:
         """Takes a message and acknowledges it, after REGISTER if that comes first; returns topic kind, topic id and payload."""
         got = self.recv()
-        if got.name == "REGISTER":
+        while got.name == "REGISTER":  # once for the topic, and before it once for a proof of the address
             self.send("REGACK", struct.pack("!HHB", *got.fields, 0))
             got = self.recv()
         assert got.name == "PUBLISH" and got.fields[0] & 0x60 == QOS[qos], got

@@ -6,6 +6,7 @@ delays them; all without I/O, with a clock of their own.
 
 import argparse
 import heapq
+import marshal
 import random
 import struct
 from collections.abc import Callable
@@ -28,8 +29,12 @@ RETRY_S = 1.0
 class World:
     """A broker of one worker, a gateway, and the time."""
 
+    is_replaced = False
+    """Whether another process takes the place of the gateway after each step."""
+
     def __init__(self, seed: int = 1, **settings: Any) -> None:
         self.now_s = 0.0
+        self.moves = 0
         self.settings = MqttSnGateway(**settings)
         self.figures = dict.fromkeys(FIGURES, 0)
         self.wills = Wills()
@@ -50,15 +55,32 @@ class Place:
         self.session: MqttSnSession | None = None
         self.channel: SansIoChannel | None = None
         self.reason = ""
+        self.is_secure = False
+        """Whether the transport is DTLS."""
 
     def receive(self, data: bytes) -> None:
         """A datagram of the device."""
         if self.session is None:
             if data[1] != norm.TYPES["CONNECT"]:
                 return
-            world = self.world
-            self.session = MqttSnSession(world.wills, world.settings, 128, "", "", world.figures, world.now_s)
+            self.session = self.fresh()
+            if self.is_secure:
+                self.session.address_proven()
         self.session.from_device(data, self.world.now_s)
+
+    def move(self) -> None:
+        """Another process takes the place of the gateway: its session is made of what this one has written."""
+        if self.session is not None:
+            image = self.session.image()
+            self.session = self.fresh()
+            self.session.adopt(marshal.loads(marshal.dumps(image, 4)))
+            assert self.session.image() == image
+            self.world.moves += 1
+
+    def fresh(self) -> MqttSnSession:
+        """A session of the gateway."""
+        world = self.world
+        return MqttSnSession(world.wills, world.settings, 128, "", "", world.figures, world.now_s)
 
     def tick(self) -> None:
         if self.session is not None and self.session.deadline_s <= self.world.now_s:
@@ -74,6 +96,8 @@ class Place:
                 self.reason = self.session.reason
                 self.session = None
                 self._cut()
+        if self.world.is_replaced:
+            self.move()
         return out
 
     def _step(self, session: MqttSnSession) -> bool:
@@ -264,9 +288,10 @@ class SimDevice:
 
 
 class Simulation:
-    """Publishers and subscribers; a subscriber may sleep."""
+    """Publishers and subscribers; a subscriber may sleep. moves: how often another process takes the place of the gateway."""
 
-    def __init__(self, seed: int, loss: float = 0.3, copies: float = 0.2, most_s: float = 2.5) -> None:
+    def __init__(self, seed: int, loss: float = 0.3, copies: float = 0.2, most_s: float = 2.5, moves: float = 0.0) -> None:
+        self.moves = moves
         self.rng = random.Random(seed)
         self.world = World(seed, retry_interval=RETRY_S)
         self.world.settings = self.world.settings.model_copy(update={"max_retries": 10_000})
@@ -294,6 +319,9 @@ class Simulation:
             for one in self.devices:  # what one of them brings may be for another
                 for data in one.place.work():
                     self.network.send(self.world.now_s, one.receive, data)
+            if self.moves and self.rng.random() < self.moves:
+                for one in self.devices:
+                    one.place.move()
 
     def _act(self, messages: int) -> None:
         for one in self.devices:

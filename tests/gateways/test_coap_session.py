@@ -32,7 +32,7 @@ from tests.gateways.coap_client import (
     options_of,
 )  # fmt: skip
 from tests.gateways.mqttsn_sim import Place, World
-from tests.gateways.test_mqttsn_session import Mqtt
+from tests.gateways.test_mqttsn_session import Mqtt, is_replaced  # noqa: F401 - a fixture for all tests
 
 REGISTER, DEREGISTER = b"", b"\x01"
 TOKEN = b"\x0a\x0b"
@@ -62,9 +62,12 @@ class CoapPlace(Place):
             if knock.verdict is not Verdict.OPEN:
                 self.answers = [knock.answer] if knock.answer else []
                 return
-            self.session = CoapSession(world.coap, 128, "random", "", world.figures, world.now_s)  # type: ignore[assignment]
+            self.session = self.fresh()
         assert self.session is not None
         self.session.from_device(data, world.now_s)
+
+    def fresh(self) -> Any:
+        return CoapSession(self.world.coap, 128, "random", "", self.world.figures, self.world.now_s)
 
     answers: list[bytes] = []  # noqa: RUF012
 
@@ -921,3 +924,25 @@ def test_tokens_at_another_address(door: CoapDoor) -> None:
 def _with_token(device: Device, method: int, path: str) -> bytes:
     device.auth = {"clientid": "a", "token": "secret"}
     return device.send(method, path)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_observer_whose_session_was_taken_over_is_told_unless_it_may_be_the_same_device(processes: int) -> None:
+    """An error would end the observation that the device has at another process of the gateway, with the same token."""
+    world = CoapWorld(processes=processes)
+    device = Device(world, "d1")
+    device.observe()
+    Device(world, "d1")
+    assert [got.text for got in device.work()] == (["5.03"] if processes == 1 else [])
+    assert device.is_over
+
+
+def test_no_part_of_a_session_is_forgotten_in_its_image() -> None:
+    from shardbroker.gateways.coap.session import PARTS
+    from shardbroker.gateways.session import GatewaySession
+
+    process = {"_figures", "_settings", "_levels", "is_over", "_state"}
+    found_out_again = {"_checked", "_decoder", "_options", "_plan", "_planned", "_request"}
+    known = {*CoapSession.MOVES, *PARTS, *process, *found_out_again}
+    assert {*GatewaySession.__slots__, *CoapSession.__slots__} == known
+    assert {one for one in CoapSession.MOVES if one.endswith("_s")} == {*CoapSession.TIMES, "_ping_s"}, "a time that stays"

@@ -50,7 +50,7 @@ class Wire:
         self.out: list[tuple[bytes, Any]] = []
         self.peer = peer
         if peers is None:
-            context = build_dtls(settings_of(authority))
+            context = build_dtls(settings_of(authority), bytes(32))
             peers = DtlsPeers(context, 5.0, limit, lambda data, to: self.out.append((data, to)))
         self.peers = peers
         context = SSL.Context(SSL.DTLS_CLIENT_METHOD)
@@ -162,7 +162,7 @@ def test_wrong_files_are_named(authority: Authority, tmp_path: Path) -> None:
         ({"ciphers": "NOTHING"}, "ciphers 'NOTHING'"), ({"verify": "verify_peer", "cacertfile": "/nowhere"}, "CA certificates"),
     ):  # fmt: skip
         with pytest.raises(TlsError, match=text):
-            build_dtls(settings_of(authority, **more))
+            build_dtls(settings_of(authority, **more), bytes(32))
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,25 @@ def test_silent_devices_are_sent_away(world: World, name: str) -> None:
         until(lambda: world.program.methods_of(other) == ["OnSocketCreated", "OnSocketClosed"])
 
 
+@pytest.mark.own_broker
+def test_forged_addresses_hold_little_and_not_for_long(name: str) -> None:
+    """Datagrams from many addresses over UDP; none of them is authenticated. Devices find a place, and the others come back."""
+    with World(**{"listeners.u.max_connections": "20", "idle_timeout": "2s"}) as world, world.connected("first"):
+
+        def count() -> int:
+            rows = {one["name"]: one for one in world.broker.ctl("gateways list")["data"]}
+            return next(int(one["current_connections"]) for one in rows["exproto"]["listeners"] if one["name"] == "u")
+
+        with ExitStack() as stack:
+            for _ in range(60):
+                stack.enter_context(world.device(socket.SOCK_DGRAM)).socket.send(b"unfinished")
+            until(lambda: count() == 20)
+            with world.device(socket.SOCK_DGRAM) as device:
+                device.connect(name)
+                until(lambda: count() == 1)
+                assert device.ask("ECHO here") == "here"
+
+
 def test_bytes_keep_their_order_and_a_slow_program_slows_its_devices(world: World, name: str) -> None:
     with world.device() as device:
         device.connect(name)

@@ -65,8 +65,10 @@ def test_long_messages_and_retain(sn: GatewayBroker, device: MqttSnClient, name:
         other.connect(f"{name}-other")
         other.raw(norm.subscribe(f"{name}/+".encode(), 1, 5))
         other.expect("SUBACK")
-        got = other.expect("REGISTER")
-        other.send("REGACK", struct.pack("!HHB", *got.fields, 0))
+        for topic in (b"-", f"{name}/x".encode()):  # first a proof of the address, since the message is long
+            got = other.expect("REGISTER")
+            assert got.rest == topic
+            other.send("REGACK", struct.pack("!HHB", *got.fields, 0))
         got = other.expect("PUBLISH")
         assert got.rest == b"y" * 1300 and got.fields[0] & RETAIN
 
@@ -289,6 +291,33 @@ def test_forged_addresses_hold_little_and_not_for_long(name: str) -> None:
             one.socket.close()
         device.send("PINGREQ")
         device.expect("PINGRESP")
+
+
+def test_a_forged_connect_does_not_send_the_messages_of_a_session_to_another_address(sn: GatewayBroker, name: str) -> None:
+    """The attacker fills a session of its own, and connects it from the address of the victim, which does not answer."""
+    with sn.mqttsn() as evil, Client(sn.address, 5, f"{name}-mqtt") as mqtt:
+        evil.connect(name, flags=0)
+        evil.subscribe("fg", kind=SHORT)
+        evil.send("DISCONNECT")
+        evil.expect("DISCONNECT")
+        for n in range(5):
+            mqtt.publish("fg", b"%d" % n * 1000, 1)
+        with sn.mqttsn() as victim:
+            hello = norm.connect(name, flags=0)
+            victim.knock(hello)
+            got = 0
+            with suppress(TimeoutError):
+                while True:
+                    one = victim.recv(1.0)
+                    assert one.name in ("CONNACK", "REGISTER") and len(one.rest) <= 1, one
+                    got += 8
+            assert 0 < got <= 3 * len(hello) + 8
+            victim.send("DISCONNECT")
+            victim.expect("DISCONNECT")
+        evil.connect(name, flags=0)
+        for n in range(5):
+            assert evil.take()[2] == b"%d" % n * 1000, "the address of the session's owner proves itself"
+        evil.send("DISCONNECT")
 
 
 def connections(broker: GatewayBroker) -> int:

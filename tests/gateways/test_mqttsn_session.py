@@ -1,6 +1,7 @@
 """Sessions of the MQTT-SN gateway with the real protocol core of a worker, without I/O; and the simulator."""
 
 import struct
+import sys
 from typing import Any
 
 import pytest
@@ -12,6 +13,12 @@ from shardbroker.mqtt import packets as mqtt
 from tests.gateways import mqttsn_client as norm
 from tests.gateways.mqttsn_client import CLEAN, DUP, PREDEFINED, SHORT, WILL, Got
 from tests.gateways.mqttsn_sim import Place, Simulation, World
+
+
+@pytest.fixture(params=[False, True], ids=["stays", "is replaced"], autouse=True)
+def is_replaced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a device sees is the same if another process takes the place of the gateway after each step."""
+    monkeypatch.setattr(World, "is_replaced", request.param)
 
 
 class Device:
@@ -145,7 +152,7 @@ def names(found: list[Got]) -> list[str]:
 def take(device: Device, qos: int = 1) -> Got:
     """Takes the message that has come last and acknowledges it."""
     got = device.got[-1]
-    if got.name == "REGISTER":
+    while got.name == "REGISTER":
         got = device.send("REGACK", struct.pack("!HHB", *got.fields, 0))[-1]
     assert got.name == "PUBLISH" and got.fields[0] & 0x60 == norm.QOS[qos], got
     if qos == 1:
@@ -721,13 +728,50 @@ def test_malformed_datagrams_are_counted_and_not_answered(world: World, device: 
 # --- loss, copies, order ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 14, 30, 32])
 def test_qos_2_is_exactly_once_on_a_bad_network(seed: int) -> None:
     """30 % of the datagrams are lost, 20 % are copied, all overtake each other; a subscriber sleeps."""
     sim = Simulation(seed)
     sim.run(25)
     sim.check()
     assert sim.subscribers[0].pings > 2 and sim.world.figures["duplicates"] > 10
+
+
+@pytest.mark.parametrize("name", ["_recent", "_out", "_works"])
+def test_the_simulator_finds_what_does_not_move(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    from shardbroker.gateways.mqttsn.session import NOTHING, MqttSnSession
+
+    empty = {"_recent": (), "_out": None, "_works": NOTHING}[name]
+    whole = MqttSnSession.image
+
+    def less(session: MqttSnSession) -> dict[str, Any]:
+        setattr(session, name, empty)
+        return whole(session)
+
+    monkeypatch.setattr(MqttSnSession, "image", less)
+    with pytest.raises(AssertionError):
+        for seed in range(1, 6):
+            sim = Simulation(seed, moves=0.2)
+            sim.run(25)
+            sim.check()
+
+
+OTHERS = {
+    "_figures", "_settings", "_levels", "_wills",  # of the process
+    "is_over",  # what is over does not move
+    "_draft", "_incoming", "_offered", "_out", "_queue", "_recent", "_requests", "_state", "_then", "_topics", "_will", "_works",
+}  # fmt: skip
+"""What MqttSnSession.image has by names of its own, and what is not in it."""
+
+
+def test_no_part_of_a_session_is_forgotten_in_its_image() -> None:
+    from shardbroker.gateways.mqttsn.session import MqttSnSession
+    from shardbroker.gateways.session import GatewaySession
+
+    assert {*GatewaySession.__slots__, *MqttSnSession.__slots__} == {*MqttSnSession.MOVES, *OTHERS}
+    assert {one for one in MqttSnSession.MOVES if one.endswith("_s")} == {
+        *MqttSnSession.TIMES, "_keepalive_s", "_ping_s", "_sleep_s",
+    }, "a time of the clock that shift() leaves alone"  # fmt: skip
 
 
 def test_the_simulator_finds_a_gateway_that_publishes_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -739,3 +783,162 @@ def test_the_simulator_finds_a_gateway_that_publishes_copies(monkeypatch: pytest
             sim = Simulation(seed)
             sim.run(25)
             sim.check()
+
+
+# --- several processes, and many devices ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("processes", "last"), [(1, [Got("DISCONNECT", (), b"")]), (2, [])])
+def test_a_session_that_was_taken_over_ends_without_disconnect_if_it_may_be_by_the_same_device(
+    processes: int, last: list[Got]
+) -> None:
+    world = World(processes=processes)
+    device = Device(world)
+    Device(world)
+    assert device.work() == last and device.place.session is None
+
+
+def test_a_sleeping_device_takes_little_memory() -> None:
+    """A session with a registered topic that has published, with its wills and buffers: the rest up to 3 KB is the transport's."""
+    world = World()
+    devices = [Device(world, f"device-{n}", 60_000) for n in range(50)]
+    for one in devices:
+        one.send("REGISTER", b"\0\0\0\1" + one.name.encode() + b"/state")
+        one.raw(norm.publish(0, 1, b"x", 1, 7))
+        one.send("DISCONNECT", b"\xea\x60")
+    devices[0].passes(120)  # until messages on the way are forgotten
+    sizes = []
+    for one in devices:
+        session = one.place.session
+        assert session is not None and session.state is State.ASLEEP
+        session.tick(world.now_s)
+        sizes.append(size_of(session, {id(shared) for shared in (world, world.settings, world.figures, world.wills)}))
+    assert max(sizes) < (1700 if World.is_replaced else 1600), sizes
+
+
+def size_of(one: object, seen: set[int]) -> int:
+    """Bytes of an object and of all that it alone may refer to."""
+    if id(one) in seen or one is None or isinstance(one, (type, bool, State)):
+        return 0
+    seen.add(id(one))
+    parts: list[object] = []
+    if isinstance(one, dict):
+        parts = [*one.keys(), *one.values()]
+    elif isinstance(one, (list, tuple, set)):
+        parts = [*one]
+    names = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
+    parts += [getattr(one, name) for name in names if hasattr(one, name)]
+    return sys.getsizeof(one) + sum(size_of(part, seen) for part in parts)
+
+
+# --- addresses that are not proven ------------------------------------------------------------------------------------------------
+
+
+class Forged(Device):
+    """An attacker that sends from the address of another one: it sees no answer, and guesses."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, flags=None)
+        self.sent = self.received = 0
+
+    def raw(self, data: bytes) -> list[Got]:
+        self.sent += len(data)
+        return super().raw(data)
+
+    def work(self) -> list[Got]:
+        real = self.place.work
+
+        def counted() -> list[bytes]:
+            found = real()
+            self.received += sum(map(len, found))
+            return found
+
+        self.place.work = counted  # type: ignore[method-assign]
+        try:
+            return super().work()
+        finally:
+            self.place.work = real  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("topic", ["zz", "pre/defined", "a/topic/with/a/long/name"])
+@pytest.mark.parametrize("size", [1, 1300])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_forged_address_gets_at_most_three_times_its_bytes(world: World, topic: str, size: int, qos: int) -> None:
+    """A session of the attacker has messages, and a subscription to more of them; repeats count too."""
+    owner = Device(world, "evil", flags=0)
+    owner.subscribe(topic, qos)
+    owner.send("DISCONNECT")
+    mqtt_client = Mqtt(world)
+    for n in range(1, 6):
+        mqtt_client.publish(topic, b"x" * size, qos, packet_id=n)
+    forged = Forged(world)
+    forged.raw(norm.connect("evil", flags=0))
+    for message_id in range(1, 4):
+        forged.raw(norm.subscribe(topic.encode(), qos, message_id))
+        for kind in ("REGACK", "PUBACK"):
+            forged.send(kind, struct.pack("!HHB", 1, message_id, 0))
+        forged.ids("PUBREC", message_id)
+        mqtt_client.publish(topic, b"x" * size, qos, packet_id=10 + message_id)
+        forged.passes(15)
+    forged.passes(100)
+    assert 0 < forged.received <= 3 * forged.sent, (forged.sent, forged.received)
+
+
+def test_a_device_that_proves_its_address_gets_long_messages_in_order(world: World) -> None:
+    owner = Device(world, "d1", flags=0)
+    owner.subscribe("zz", 2)
+    owner.send("DISCONNECT")
+    mqtt_client = Mqtt(world)
+    for n in range(1, 4):
+        mqtt_client.publish("zz", b"%d" % n * 1000, 1, packet_id=n)
+    device = Device(world, flags=None)
+    first, probe = device.raw(norm.connect("d1", flags=0))
+    assert first.name == "CONNACK" and probe.name == "REGISTER" and probe.rest == b"-"
+    assert device.send("REGACK", struct.pack("!HHB", probe.fields[0] ^ 1, probe.fields[1], 0)) == []
+    device.send("REGACK", struct.pack("!HHB", *probe.fields, 3))
+    for n in range(1, 4):
+        assert take(device).rest == b"%d" % n * 1000
+    assert [got.name for got in device.got].count("REGISTER") == 1
+
+
+def test_guesses_are_bounded(world: World) -> None:
+    owner = Device(world, "d1", flags=0)
+    owner.subscribe("zz", 1)
+    owner.send("DISCONNECT")
+    Mqtt(world).publish("zz", b"x" * 1000, 1)
+    device = Device(world, flags=None)
+    device.raw(norm.connect("d1", flags=0))
+    found = [device.send("REGACK", struct.pack("!HHB", 1, n, 0)) for n in range(1, 10)]
+    assert found[-1] == [Got("DISCONNECT", (), b"")] and device.state is None
+    assert take_all(world) == b"x" * 1000, "it is still in the session"
+
+
+def take_all(world: World) -> bytes:
+    """The message of the session d1, at an address that proves itself."""
+    device = Device(world, flags=None)
+    device.raw(norm.connect("d1", flags=0))
+    return take(device).rest
+
+
+def test_another_client_at_a_proven_address_has_to_prove_it_again(world: World) -> None:
+    owner = Device(world, "evil", flags=0)
+    owner.subscribe("zz", 1)
+    owner.send("DISCONNECT")
+    Mqtt(world).publish("zz", b"x" * 1000, 1)
+    victim = Device(world)
+    victim.subscribe("yy", 1)
+    Mqtt(world, "another").publish("yy", b"y", 1)
+    victim.work()
+    take(victim)
+    assert names(victim.raw(norm.connect("evil", flags=0))) == ["CONNACK", "REGISTER"]
+    assert victim.got[-1].rest == b"-"
+
+
+def test_with_dtls_no_proof_is_needed(world: World) -> None:
+    owner = Device(world, "d1", flags=0)
+    owner.subscribe("zz", 1)
+    owner.send("DISCONNECT")
+    Mqtt(world).publish("zz", b"x" * 1000, 1)
+    device = Device(world, flags=None)
+    device.place.is_secure = True
+    assert names(device.raw(norm.connect("d1", flags=0))) == ["CONNACK", "PUBLISH"]

@@ -8,7 +8,7 @@ from shardbroker.gateways.coap.codec import EMPTY, CoapError, Code, Kind, Messag
 from shardbroker.gateways.coap.requests import CONNECTION, CORE, PUBSUB, Request, parse_request
 from shardbroker.gateways.coap.session import AMPLIFICATION, BUSY_S, CORE_LINKS, LINK_FORMAT
 from shardbroker.gateways.datagrams import Knock, Verdict
-from shardbroker.gateways.session import GatewaySession
+from shardbroker.gateways.session import GatewaySession, IdentityError, client_id_of
 
 __all__ = ["CoapDoor"]
 
@@ -84,8 +84,12 @@ class CoapDoor:
         client_id, token = request.queries.get(b"clientid"), request.queries.get(b"token")
         if client_id is None or token is None:
             return self._refused(found, message, Code.BAD_REQUEST, "Missing token or clientid in connection mode")
+        try:
+            full_name = client_id_of(self._settings().clientinfo_override, client_id, request.queries.get(b"username"))
+        except IdentityError:
+            full_name = b""
         text = "Invalid token or clientid in connection mode" if code == Code.UNAUTHORIZED else ""
-        return Knock(Verdict.MOVE, _answer(found, len(message), code, text), (client_id.decode(errors="replace"), token))
+        return Knock(Verdict.MOVE, _answer(found, len(message), code, text), (full_name.decode(errors="replace"), token))
 
     def _refused(self, found: Message, message: bytes, code: Code, text: str = "") -> Knock:
         return Knock(Verdict.DROP, _answer(found, len(message), code, text))

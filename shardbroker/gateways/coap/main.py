@@ -8,6 +8,6 @@ from shm.topology import Topology
 __all__ = ["run"]
 
 
-def run(topology: Topology) -> None:
+def run(topology: Topology, number: int) -> None:
     """Serves until SIGTERM."""
-    process.run(topology, "coap", CoapSession, FIGURES, CoapDoor)
+    process.run(topology, "coap", number, CoapSession, FIGURES, CoapDoor)

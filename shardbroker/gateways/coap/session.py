@@ -16,11 +16,12 @@ no notifications.
 """
 
 from collections import deque
+from collections.abc import Mapping
 from enum import Enum, auto
 from hmac import compare_digest
 from math import inf
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
 
 from shardbroker.gateways.coap.blocks import Assembly, Body, Step
@@ -48,7 +49,8 @@ from shardbroker.gateways.coap.requests import (
     Request,
     parse_request,
 )  # fmt: skip
-from shardbroker.gateways.session import VERSION, GatewaySession, login_of, reason_text
+from shardbroker.gateways.image import Records, from_plain, to_plain
+from shardbroker.gateways.session import VERSION, GatewaySession, IdentityError, client_id_of, login_of, reason_text
 from shardbroker.mqtt.batches import encode_publishes
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import (
@@ -177,23 +179,44 @@ class _Answer(NamedTuple):
     payload: bytes
 
 
+RECORDS = Records(
+    Assembly, Body, Confirmable, Delivery, Identity, Message, MessageIds, Observation, Recent, Sequence, Target, _Answer, _Exchange,
+)
+PARTS = (
+    "_answers", "_assembly", "_body", "_current", "_exchanges", "_identity", "_ids", "_nons", "_observations", "_opener",
+    "_orphans", "_out", "_out_for", "_queue", "_recent", "_requests", "_sequence", "_works",
+)  # fmt: skip
+"""What `CoapSession.image` has as parts. The request that was parsed last, and what was found out about it, is found out again."""
+
+
 class CoapSession(GatewaySession):
     """settings: `gateways.coap`. levels: most levels of a topic. fallback_id: client id of a device that names none."""
 
     __slots__ = (
         "_ack_s", "_answers", "_assembly", "_body", "_checked", "_client_id", "_confirmed_s", "_connect_until_s", "_credit",
-        "_current", "_decoder", "_early", "_exchanges", "_fallback_id", "_guesses", "_heard_s", "_identity", "_ids", "_is_proven",
-        "_levels", "_nons", "_nons_sent", "_observations", "_opener", "_options", "_orphans", "_orphans_until_s", "_out",
-        "_out_for", "_pauses_s", "_plan", "_planned", "_probes", "_queue", "_recent", "_request", "_requests", "_sequence",
+        "_current", "_decoder", "_early", "_exchanges", "_fallback_id", "_full_name", "_guesses", "_heard_s", "_identity", "_ids",
+        "_is_proven", "_levels", "_nons", "_nons_sent", "_observations", "_opener", "_options", "_orphans", "_orphans_until_s",
+        "_out", "_out_for", "_pauses_s", "_plan", "_planned", "_probes", "_queue", "_recent", "_request", "_requests", "_sequence",
         "_settings", "_state", "_token", "_unproven_until_s", "_works",
+    )  # fmt: skip
+
+    MOVES: ClassVar = (
+        *GatewaySession.MOVES,
+        "_ack_s", "_client_id", "_confirmed_s", "_connect_until_s", "_credit", "_early", "_fallback_id", "_full_name", "_guesses",
+        "_heard_s", "_is_proven", "_nons_sent", "_orphans_until_s", "_pauses_s", "_probes", "_token", "_unproven_until_s",
+    )  # fmt: skip
+    TIMES: ClassVar = (
+        *GatewaySession.TIMES,
+        "_ack_s", "_confirmed_s", "_connect_until_s", "_heard_s", "_orphans_until_s", "_pauses_s", "_unproven_until_s",
     )  # fmt: skip
 
     def __init__(self, settings: Any, levels: int, fallback_id: str, server: str, figures: dict[str, int], now_s: float) -> None:
         super().__init__(figures, now_s)
         self._settings, self._levels, self._fallback_id = settings, levels, fallback_id.encode()
         self._state = State.NEW
-        self._client_id = self._token = b""
-        """`_token`: of the connection; empty without one, in connectionless mode."""
+        self._client_id = self._full_name = self._token = b""
+        """`_full_name`: the client id of the MQTT session. `_token`: of the connection; empty without one, which is the
+        connectionless mode."""
         self._identity = Identity()
         self._is_proven = False
         self._credit = self._guesses = 0
@@ -243,7 +266,7 @@ class CoapSession(GatewaySession):
 
     @property
     def client_id(self) -> str:
-        return self._client_id.decode()
+        return self._full_name.decode()
 
     @property
     def is_proven(self) -> bool:
@@ -329,6 +352,30 @@ class CoapSession(GatewaySession):
         self._pauses_s = inf
         self._pump()
         super().tick(now_s)
+
+    # --- for the process that replaces this one -------------------------------------------------------------------------------
+
+    def image(self) -> dict[str, Any]:
+        parts = {name: getattr(self, name) for name in PARTS}
+        return super().image() | {"state": self._state.name, "parts": to_plain(parts, RECORDS)}
+
+    def adopt(self, values: Mapping[str, Any]) -> None:
+        super().adopt(values)
+        self._state = State[values["state"]]
+        for name, value in from_plain(values["parts"], RECORDS).items():
+            setattr(self, name, value)
+        if self._opener is not None:
+            self._request = parse_request(self._opener.message.options)
+
+    def shift(self, by_s: float) -> None:
+        super().shift(by_s)
+        self._assembly.until_s += by_s
+        if self._body is not None:
+            self._body.until_s += by_s
+        if self._out is not None:
+            self._out.retry_s += by_s
+        for one in {*self._exchanges.values()}:
+            one.since_s += by_s
 
     # --- messages of the device -----------------------------------------------------------------------------------------------
 
@@ -462,9 +509,15 @@ class CoapSession(GatewaySession):
         if identity.client_id and not _is_client_id(identity.client_id):
             self._respond(exchange, Code.BAD_REQUEST, "clientid")
             return
+        own = identity.client_id or self._fallback_id
+        try:
+            full_name = client_id_of(self._settings.clientinfo_override, own, identity.username)
+        except IdentityError as error:
+            self._respond(exchange, Code.BAD_REQUEST, str(error))
+            return
         goodbye = self._goodbye(ends=not self._token) if self._is_connected else b""
         self._forget()
-        self._client_id, self._identity = identity.client_id or self._fallback_id, identity
+        self._client_id, self._full_name, self._identity = own, full_name, identity
         self._token = token_hex(TOKEN_BYTES).encode() if is_connection else b""
         self._state, self._opener = State.OPENING, exchange
         self._keep(exchange)
@@ -476,7 +529,7 @@ class CoapSession(GatewaySession):
         if is_connection and expiry:
             properties[PropertyId.SESSION_EXPIRY_INTERVAL] = expiry
         login = login_of(self._settings.clientinfo_override, self._client_id, identity.username, identity.password)
-        hello = Connect(VERSION, self._client_id, is_clean, 0, *login, properties=properties)
+        hello = Connect(VERSION, full_name, is_clean, 0, *login, properties=properties)
         self._dial(hello.encode(VERSION), goodbye)
 
     def _accepted(self, connack: Connack) -> None:
@@ -957,6 +1010,12 @@ class CoapSession(GatewaySession):
         if self._is_connected:
             self._to_broker(self._goodbye())
         self._over(text)
+
+    def _taken_over(self, text: str) -> None:
+        if self._settings.processes == 1:
+            self._fail(text)
+        else:  # an answer would end observations of the device's new connection
+            self._over(text)
 
     def _over(self, text: str) -> None:
         self._figures["errors"] += 1

@@ -28,7 +28,7 @@ RAW_CLIENT = "exproto-raw"
 def run(topology: Topology) -> None:
     """Serves until SIGTERM."""
     hub = _Hub(topology.node_name)
-    process.run(topology, "exproto", hub.make_session, FIGURES, _Door, hub)
+    process.run(topology, "exproto", 0, hub.make_session, FIGURES, _Door, hub)
 
 
 class _Hub:

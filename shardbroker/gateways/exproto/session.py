@@ -16,7 +16,17 @@ from enum import IntEnum
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
-from shardbroker.gateways.session import FIELD_MAX, VERSION, WINDOW, GatewaySession, Link, login_of, reason_text
+from shardbroker.gateways.session import (
+    FIELD_MAX,
+    VERSION,
+    WINDOW,
+    GatewaySession,
+    IdentityError,
+    Link,
+    client_id_of,
+    login_of,
+    reason_text,
+)
 from shardbroker.mqtt.batches import encode_publishes
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import (
@@ -319,15 +329,20 @@ class ExProtoSession(GatewaySession):
         elif max(len(text.encode()) for text in (info.clientid, info.username, password)) > FIELD_MAX:
             reply(Code.PARAMS_TYPE_ERROR, f"clientid, username and password: must be at most {FIELD_MAX} bytes")
         else:
-            self._client_id = info.clientid
+            override = self._settings.clientinfo_override
+            name, own = info.clientid.encode(), (info.username.encode() or None, password.encode() or None)
+            try:
+                full_name = client_id_of(override, name, own[0])
+            except IdentityError as error:
+                reply(Code.PERMISSION_DENY, str(error))
+                return
+            self._client_id = full_name.decode()
             self._calls[0] = _Call(reply, "Authenticate")
             expiry_s = int(self._settings.session_expiry_interval)
             properties: dict[int, Any] = {PropertyId.RECEIVE_MAXIMUM: self._settings.max_inflight}
             if expiry_s:
                 properties[PropertyId.SESSION_EXPIRY_INTERVAL] = expiry_s
-            name, own = info.clientid.encode(), (info.username.encode() or None, password.encode() or None)
-            login = login_of(self._settings.clientinfo_override, name, *own)
-            connect = Connect(VERSION, name, not expiry_s, 0, *login, properties=properties)
+            connect = Connect(VERSION, full_name, not expiry_s, 0, *login_of(override, name, *own), properties=properties)
             self._dial(connect.encode(VERSION))
             self._deadline_s = self._now_s + self._settings.idle_timeout
 

@@ -1,4 +1,4 @@
-"""MQTT-SN 1.2; docs/gateways.md describes it for users.
+"""MQTT-SN 1.2; docs/gateway-mqttsn.md describes it for users.
 
 `codec.py` makes messages of datagrams and datagrams of messages. `door.py` decides about datagrams of unknown senders, and
 `session.py` maps one device to an MQTT 5.0 session: `topics.py` has its topics by their ids, `wills.py` wills of devices without a

@@ -11,6 +11,7 @@ from shm.topology import Topology
 __all__ = ["run"]
 
 
-def run(topology: Topology) -> None:
+def run(topology: Topology, number: int) -> None:
     """Serves until SIGTERM."""
-    process.run(topology, "mqttsn", partial(MqttSnSession, Wills()), FIGURES, MqttSnDoor)
+    wills = Wills()
+    process.run(topology, "mqttsn", number, partial(MqttSnSession, wills), FIGURES, MqttSnDoor, shared=wills)

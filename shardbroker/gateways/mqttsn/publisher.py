@@ -1,7 +1,7 @@
 """The session of a listener that publishes messages with QoS -1."""
 
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 from shardbroker.gateways.mqttsn.codec import RETAIN, TopicKind, decode, short_name
 from shardbroker.gateways.mqttsn.topics import is_topic, predefined
@@ -19,6 +19,9 @@ class PublisherSession(GatewaySession):
     """Publishes messages with QoS -1 (MQTT-SN §6.8): predefined and short topics, without a device."""
 
     __slots__ = ("_connect_until_s", "_levels", "_name", "_settings", "_waiting")
+
+    MOVES: ClassVar = (*GatewaySession.MOVES, "_connect_until_s", "_waiting")
+    TIMES: ClassVar = (*GatewaySession.TIMES, "_connect_until_s")
 
     def __init__(self, settings: Any, levels: int, client_id: str, figures: dict[str, int], now_s: float) -> None:
         super().__init__(figures, now_s)

@@ -8,18 +8,25 @@
     DISCONNECT with duration     -> nothing: the broker is not read, so messages wait in the session of the worker
     PINGREQ of a sleeping device -> the broker is read; PINGRESP when a PINGREQ to the broker has brought nothing more
 
+A CONNECT may have a forged address: until it acknowledges something, that address is sent at most AMPLIFICATION times its bytes.
+If a message needs more, a REGISTER with random ids asks for a REGACK first.
+
 The broker sends one message with QoS 1 or 2 at a time (Receive Maximum 1), since a device has one unacknowledged message at a time
 (MQTT-SN §6.13). Message ids of the two directions and packet ids are independent of each other: the ids that the gateway gives its
 messages grow from a random one, so that a late acknowledgement never meets another message.
 """
 
 from collections import deque
+from collections.abc import Iterator, Mapping
 from enum import Enum, auto
 from math import inf
 from secrets import randbelow
 from struct import Struct
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+from zlib import crc32
 
+from shardbroker.gateways.image import publish_of
 from shardbroker.gateways.mqttsn.codec import (
     CLEAN,
     DUP,
@@ -37,9 +44,9 @@ from shardbroker.gateways.mqttsn.codec import (
     qos_of,
     short_id,
 )  # fmt: skip
-from shardbroker.gateways.mqttsn.topics import Topics, is_topic, predefined
+from shardbroker.gateways.mqttsn.topics import TOPIC_IDS, Topics, is_topic, predefined
 from shardbroker.gateways.mqttsn.wills import Wills
-from shardbroker.gateways.session import VERSION, GatewaySession, login_of, reason_text
+from shardbroker.gateways.session import VERSION, GatewaySession, IdentityError, client_id_of, login_of, reason_text
 from shardbroker.mqtt.batches import encode_publishes
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import (
@@ -65,11 +72,11 @@ __all__ = ["FIGURES", "MqttSnSession"]
 
 FIGURES = (
     "received", "sent", "messages_in", "messages_out", "messages_dropped", "errors", "timeouts", "retries", "duplicates",
-    "malformed", "unknown_dropped", "lost",
+    "malformed", "unknown_dropped", "lost", "withheld",
 )  # fmt: skip
 """Counts of a gateway: messages in both directions, PUBLISH among them, PUBLISH that was not passed on, sessions that ended with an
 error, silent devices, messages sent again, messages received again, datagrams that are no messages, those of unknown senders above
-max_unknown_rate, those that the kernel did not take."""
+max_unknown_rate, those that the kernel did not take, those to an address that is not proven above AMPLIFICATION times its bytes."""
 TOLERANCE = 1.5
 """Intervals without a message after which a device is lost (MQTT-SN §7.2: half of the time period for short ones)."""
 LONGEST_S = 65535
@@ -77,6 +84,8 @@ LONGEST_S = 65535
 IDS = 65535
 DUPLICATE_S = 3.0
 """Time in which the same CONNECT again is a copy on the way, and not a device that has started again."""
+NOTHING: Any = MappingProxyType({})
+"""An empty dict, shared: one of its own would take 64 bytes, and 232 once it was used."""
 RECENT = 8
 """Messages of a device that are remembered for copies on the way, once they are acknowledged."""
 EARLY = 16
@@ -85,6 +94,12 @@ QUEUE = 32
 """Messages with QoS 0 that wait for a REGACK or PUBACK before them; above it, the broker is not read."""
 UNPROVEN_RETRIES = 3
 """How often a device that is not accepted is asked again: its CONNECT of at least 7 bytes allows 21 in answers."""
+AMPLIFICATION = 3
+"""Bytes for each byte of an address that is not proven."""
+GUESSES = 8
+"""Wrong acknowledgements of an address that is not proven, after which it is sent away."""
+PROBE_TOPIC = b"-"
+"""Of a REGISTER that is sent for its REGACK alone."""
 CLEAN_EXPIRY_S = 60
 """Session Expiry Interval of a device with CleanSession: its session outlives the change of a will, and little more."""
 PREFETCH = 1
@@ -119,6 +134,8 @@ class State(Enum):
 class Step(Enum):
     """Of a message to the device."""
 
+    PROBE = auto()
+    """REGISTER with ids that only the device's address gets: it has to prove that address first."""
     REGISTER = auto()
     PUBLISH = auto()
     RECEIVED = auto()
@@ -139,6 +156,9 @@ class _Incoming:
         """The broker may not have got it, since its connection was replaced."""
 
 
+OF_INCOMING = _Incoming.__slots__
+
+
 class _Outgoing:
     """A PUBLISH of the broker, until the device has acknowledged it in full."""
 
@@ -150,6 +170,18 @@ class _Outgoing:
         """How often its topic was registered."""
         self.published_as = 0
         """Message id of its PUBLISH, which stays the same when that is sent again; 0 before."""
+
+    def image(self) -> tuple[Any, ...]:
+        """Returns it as plain values."""
+        return self.publish.encode(VERSION), self.step.name, self.topic_id, self.message_id, self.registered, self.published_as
+
+    @classmethod
+    def adopted(cls, values: tuple[Any, ...]) -> "_Outgoing":
+        """Returns what another process had."""
+        publish, step, topic_id, message_id, registered, published_as = values
+        made = cls(publish_of(publish), Step[step], topic_id, message_id)
+        made.registered, made.published_as = registered, published_as
+        return made
 
 
 class _Request(NamedTuple):
@@ -163,6 +195,7 @@ class _Request(NamedTuple):
 class _Recent(NamedTuple):
     """A PUBLISH that is acknowledged in full."""
 
+    message_id: int
     digest: int
     qos: int
     until_s: float
@@ -172,11 +205,19 @@ class MqttSnSession(GatewaySession):
     """settings: `gateways.mqttsn`. levels: most levels of a topic. wills: shared by all sessions. figures: counts by name."""
 
     __slots__ = (
-        "_accepted_s", "_after", "_client_id", "_connect_until_s", "_dirty", "_draft", "_early", "_heard_s", "_hello", "_incoming",
-        "_is_clean", "_keepalive_s", "_last_message_id", "_levels", "_offered", "_out", "_pings",
-        "_question", "_queue", "_recent", "_requests", "_retries", "_retry_s", "_settings", "_sleep_s", "_sleep_until_s", "_state",
-        "_then", "_topics", "_will", "_wills", "_works",
+        "_accepted_s", "_after", "_client_id", "_connect_until_s", "_credit", "_dirty", "_draft", "_early", "_full_name",
+        "_guesses", "_heard_s", "_hello", "_incoming", "_is_clean", "_is_proven", "_is_secure", "_keepalive_s", "_last_message_id",
+        "_levels", "_offered", "_out", "_pings", "_question", "_queue", "_recent", "_requests", "_retries", "_retry_s",
+        "_settings", "_sleep_s", "_sleep_until_s", "_state", "_then", "_topics", "_will", "_wills", "_works",
     )  # fmt: skip
+
+    MOVES: ClassVar = (
+        *GatewaySession.MOVES,
+        "_accepted_s", "_after", "_client_id", "_connect_until_s", "_credit", "_dirty", "_early", "_full_name", "_guesses",
+        "_heard_s", "_hello", "_is_clean", "_is_proven", "_is_secure", "_keepalive_s", "_last_message_id", "_pings", "_question",
+        "_retries", "_retry_s", "_sleep_s", "_sleep_until_s",
+    )  # fmt: skip
+    TIMES: ClassVar = (*GatewaySession.TIMES, "_accepted_s", "_connect_until_s", "_heard_s", "_retry_s", "_sleep_until_s")
 
     def __init__(
         self, wills: Wills, settings: Any, levels: int, fallback_id: str, server: str, figures: dict[str, int], now_s: float
@@ -185,8 +226,9 @@ class MqttSnSession(GatewaySession):
         self._settings, self._levels, self._wills = settings, levels, wills
         self._state = self._then = State.NEW
         """`_then`: the state when the broker has accepted."""
-        self._client_id = self._hello = self._after = b""
-        """`_hello`: the last CONNECT. `_after`: what the device gets when the broker has accepted."""
+        self._client_id = self._full_name = self._hello = self._after = b""
+        """`_full_name`: the client id of the MQTT session. `_hello`: the last CONNECT. `_after`: what the device gets when
+        the broker has accepted."""
         self._is_clean = True
         self._will: Will | None = None
         self._draft: Will | None = None
@@ -198,18 +240,24 @@ class MqttSnSession(GatewaySession):
         self._connect_until_s: float = now_s + settings.idle_timeout
         self._early: list[bytes] | None = None
         self._topics = Topics(settings, levels)
-        self._incoming: dict[int, _Incoming] = {}
+        self._incoming: dict[int, _Incoming] = NOTHING
         """By message id."""
-        self._works: dict[int, _Incoming] = {}
+        self._works: dict[int, _Incoming] = NOTHING
         """By packet id."""
-        self._requests: dict[int, _Request] = {}
-        self._recent: dict[int, _Recent] | None = None
+        self._requests: dict[int, _Request] = NOTHING
+        """By packet id. All three are NOTHING until they are needed, and again while a device sleeps."""
+        self._recent: tuple[_Recent, ...] = ()
+        """Oldest first."""
         self._queue: deque[Publish] | None = None
         self._out: _Outgoing | None = None
         self._last_message_id = randbelow(IDS)
         self._question = b""
         """A message to the device that awaits an answer; there is one at a time."""
         self._retries, self._retry_s = 0, inf
+        self._is_proven = self._is_secure = False
+        """Whether the device has acknowledged what only its address gets; whether the transport has shown that it has it."""
+        self._credit = self._guesses = 0
+        """Bytes that may be sent to an address that is not proven; its wrong acknowledgements."""
         self._pings, self._dirty = 0, False
         """PINGREQs that the broker has not answered; whether it has sent messages since the last one."""
 
@@ -217,7 +265,10 @@ class MqttSnSession(GatewaySession):
 
     @property
     def client_id(self) -> str:
-        return self._client_id.decode()
+        return self._full_name.decode()
+
+    def address_proven(self) -> None:
+        self._is_proven = self._is_secure = True
 
     @property
     def state(self) -> State:
@@ -236,7 +287,8 @@ class MqttSnSession(GatewaySession):
 
     @property
     def deadline_s(self) -> float:
-        return min(self._pinged_s + self._ping_s, self._connect_until_s, self._retry_s, self._lost_s)
+        forgets_s = self._recent[-1].until_s if self._recent and self._state is State.ASLEEP else inf
+        return min(self._pinged_s + self._ping_s, self._connect_until_s, self._retry_s, self._lost_s, forgets_s)
 
     def from_device(self, data: bytes, now_s: float) -> None:
         """Handles one message of the device."""
@@ -254,6 +306,8 @@ class MqttSnSession(GatewaySession):
             if len(self._early) < EARLY:
                 self._early.append(data)
             return
+        if not self._is_proven:
+            self._credit += AMPLIFICATION * len(data)
         if message.kind == Kind.CONNECT:
             self._connect(message, data)
         elif self._state in _CONNECTED or message.kind in _ALWAYS:
@@ -273,7 +327,47 @@ class MqttSnSession(GatewaySession):
             self._lose("no message within the keep-alive" if self._state is State.ACTIVE else "no PINGREQ within the time of sleep")
         elif now_s >= self._retry_s:
             self._retry()
+        elif self._recent and self._state is State.ASLEEP and now_s >= self._recent[-1].until_s:
+            self._recent = ()
         super().tick(now_s)
+
+    # --- for the process that replaces this one -------------------------------------------------------------------------------
+
+    def image(self) -> dict[str, Any]:
+        return super().image() | {
+            "state": self._state.name, "then": self._then.name, "will": _of_will(self._will), "draft": _of_will(self._draft),
+            "is_offered": self._offered is not None, "topics": self._topics.image(), "works": [*self._works_image()],
+            "requests": {packet_id: (int(kind), *rest) for packet_id, (kind, *rest) in self._requests.items()},
+            "recent": [tuple(one) for one in self._recent],
+            "queue": None if self._queue is None else [one.encode(VERSION) for one in self._queue],
+            "out": None if self._out is None else self._out.image(),
+        }  # fmt: skip
+
+    def _works_image(self) -> Iterator[tuple[Any, ...]]:
+        for work in self._works.values():
+            is_current = self._incoming.get(work.message_id) is work
+            yield tuple(getattr(work, name) for name in OF_INCOMING), is_current
+
+    def adopt(self, values: Mapping[str, Any]) -> None:
+        super().adopt(values)
+        self._state, self._then = State[values["state"]], State[values["then"]]
+        self._will, self._draft = (None if one is None else Will(*one) for one in (values["will"], values["draft"]))
+        self._offered = decode(self._hello) if values["is_offered"] else None
+        self._topics.adopt(values["topics"])
+        for known, is_current in values["works"]:
+            work = _Incoming(0, 0, 0, 0, 0)
+            for name, value in zip(OF_INCOMING, known, strict=True):
+                setattr(work, name, value)
+            self._note_work(work, is_current)
+        if values["requests"]:
+            self._requests = {packet_id: _Request(Kind(kind), *rest) for packet_id, (kind, *rest) in values["requests"].items()}
+        self._recent = tuple(_Recent(*one) for one in values["recent"])
+        self._queue = None if values["queue"] is None else deque(map(publish_of, values["queue"]))
+        self._out = None if values["out"] is None else _Outgoing.adopted(values["out"])
+
+    def shift(self, by_s: float) -> None:
+        super().shift(by_s)
+        self._recent = tuple(one._replace(until_s=one.until_s + by_s) for one in self._recent)
 
     # --- CONNECT, wills -------------------------------------------------------------------------------------------------------
 
@@ -287,6 +381,7 @@ class MqttSnSession(GatewaySession):
                 return
             if state is State.ACTIVE and self._now_s < self._accepted_s + DUPLICATE_S:
                 self._figures["duplicates"] += 1
+                self._accepted_s = self._now_s  # it may have copies too
                 self._send(_connack(ReturnCode.ACCEPTED))
                 return
         if message.protocol != 1 or not _is_client_id(message.data):
@@ -334,12 +429,18 @@ class MqttSnSession(GatewaySession):
 
     def _open(self, message: Message, will: Will | None, is_new: bool = False) -> None:
         """Begins the session that a CONNECT has asked for."""
+        try:
+            full_name = client_id_of(self._settings.clientinfo_override, message.data)
+        except IdentityError as error:
+            self._refuse(ReturnCode.NOT_SUPPORTED, str(error))
+            return
         is_clean, is_same = bool(message.flags & CLEAN), message.data == self._client_id
         keeps_broker = self._is_connected and is_same and not is_clean and not is_new and will == self._will
         goodbye = b""
         if self._is_connected and not keeps_broker:
             goodbye = self._goodbye(0 if is_same else ReasonCode.DISCONNECT_WITH_WILL_MESSAGE, ends=self._is_clean and not is_same)
-        self._client_id, self._is_clean, self._will, self._offered = message.data, is_clean, will, None
+        self._client_id, self._full_name, self._is_clean, self._will = message.data, full_name, is_clean, will
+        self._offered = None
         self._keepalive_s = TOLERANCE * (message.duration or LONGEST_S)
         self._wills.put(message.data, None if is_clean else will)
         self._topics.clear()
@@ -350,6 +451,10 @@ class MqttSnSession(GatewaySession):
             return
         if is_clean or not is_same:
             self._forget_messages()
+        if not is_same:
+            if self._is_proven and not self._is_secure:  # another client, by a CONNECT that may be forged
+                self._credit = AMPLIFICATION * len(self._hello)
+            self._is_proven = self._is_secure
         self._dial_with_will(is_clean, goodbye, State.ACTIVE)
 
     def _dial_with_will(self, is_clean: bool, goodbye: bytes, then: State) -> None:
@@ -362,7 +467,7 @@ class MqttSnSession(GatewaySession):
         properties: dict[int, Any] = {PropertyId.RECEIVE_MAXIMUM: PREFETCH, PropertyId.MAXIMUM_PACKET_SIZE: size}
         properties[PropertyId.SESSION_EXPIRY_INTERVAL] = CLEAN_EXPIRY_S if self._is_clean else max(CLEAN_EXPIRY_S, int(expiry))
         login = login_of(self._settings.clientinfo_override, self._client_id)
-        hello = Connect(VERSION, self._client_id, is_clean, 0, *login, will=self._will, properties=properties)
+        hello = Connect(VERSION, self._full_name, is_clean, 0, *login, will=self._will, properties=properties)
         self._pings, self._dirty = 0, False
         self._dial(hello.encode(VERSION), goodbye)
 
@@ -372,7 +477,7 @@ class MqttSnSession(GatewaySession):
             self._refuse(_code_of(connack.reason_code), f"the broker rejects the client: {text}")
             return
         super()._accepted(connack)
-        self._requests.clear()  # the device sends them again
+        self._requests = NOTHING  # the device sends them again
         if connack.session_present:
             for one in self._incoming.values():
                 one.is_lost = True
@@ -449,7 +554,7 @@ class MqttSnSession(GatewaySession):
                 publish = (int(bool(flags & RETAIN)), 0, topic, b"", message.data)
                 self._to_broker(encode_publishes([publish], VERSION))
             return
-        digest = hash((flags & 0x73, message.topic_id, message.data))
+        digest = crc32(message.data, (flags & 0x73) << 16 | message.topic_id)  # the same in the process that replaces this one
         if self._is_repeated(message, qos, digest):
             self._figures["duplicates"] += 1
             return
@@ -461,8 +566,18 @@ class MqttSnSession(GatewaySession):
             self._figures["messages_in"] += 1
             packet_id = self._next_id(self._works, self._requests)
             work = _Incoming(packet_id, message.msg_id, message.topic_id, qos, digest)
-            self._incoming[message.msg_id] = self._works[packet_id] = work
+            self._note_work(work)
             self._pass_on(topic, message, qos, packet_id)
+
+    def _note_work(self, work: _Incoming, is_current: bool = True) -> None:
+        """is_current: the device has not used its message id for another one since."""
+        if self._works is NOTHING:
+            self._works = {}
+        self._works[work.packet_id] = work
+        if is_current:
+            if self._incoming is NOTHING:
+                self._incoming = {}
+            self._incoming[work.message_id] = work
 
     def _fits(self, topic: bytes, message: Message, qos: int) -> bool:
         return qos <= self._max_qos and len(topic) + len(message.data) + 16 <= self._packet_max
@@ -486,7 +601,7 @@ class MqttSnSession(GatewaySession):
                 assert topic is not None
                 self._pass_on(topic, message, qos, work.packet_id, 8)
             return True
-        recent = self._recent.get(message.msg_id) if self._recent else None
+        recent = next((one for one in self._recent if one.message_id == message.msg_id), None)
         if recent is None or recent.digest != digest or recent.until_s < self._now_s:
             return False
         if qos == 2:
@@ -518,14 +633,10 @@ class MqttSnSession(GatewaySession):
         if self._incoming.get(work.message_id) is not work:
             return False
         del self._incoming[work.message_id]
-        if self._recent is None:
-            self._recent = {}
         settings = self._settings
-        self._recent.pop(work.message_id, None)
         until_s = self._now_s + settings.retry_interval * (settings.max_retries + 1)
-        self._recent[work.message_id] = _Recent(work.digest, work.qos, until_s)
-        if len(self._recent) > RECENT:
-            del self._recent[next(iter(self._recent))]
+        others = [one for one in self._recent if one.message_id != work.message_id][1 - RECENT :]
+        self._recent = *others, _Recent(work.message_id, work.digest, work.qos, until_s)
         return True
 
     def _acknowledged(self, kind: int, packet_id: int, code: int) -> None:
@@ -576,8 +687,7 @@ class MqttSnSession(GatewaySession):
             topic_id = int.from_bytes(message.data, "big")
         elif kind == TopicKind.NORMAL and is_topic(text, self._levels):
             topic_id = self._topics.registered(text)
-        packet_id = self._next_id(self._works, self._requests)
-        self._requests[packet_id] = _Request(Kind.SUBSCRIBE, message.msg_id, topic_id)
+        packet_id = self._note_request(_Request(Kind.SUBSCRIBE, message.msg_id, topic_id))
         options = qos | (RETAIN_FOR_NEW if message.flags & DUP else 0)
         self._to_broker(Subscribe(packet_id, [(text, options)]).encode(VERSION))
 
@@ -588,9 +698,16 @@ class MqttSnSession(GatewaySession):
         elif code:
             self._send(Message(Kind.UNSUBACK, msg_id=message.msg_id).encode())  # there is no such subscription
         elif len(self._requests) < self._settings.max_inflight:
-            packet_id = self._next_id(self._works, self._requests)
-            self._requests[packet_id] = _Request(Kind.UNSUBSCRIBE, message.msg_id, 0)
+            packet_id = self._note_request(_Request(Kind.UNSUBSCRIBE, message.msg_id, 0))
             self._to_broker(Unsubscribe(packet_id, [text]).encode(VERSION))
+
+    def _note_request(self, request: _Request) -> int:
+        """Returns the packet id of a request to the broker."""
+        packet_id = self._next_id(self._works, self._requests)
+        if self._requests is NOTHING:
+            self._requests = {}
+        self._requests[packet_id] = request
+        return packet_id
 
     def _filter_of(self, kind: int, data: bytes) -> tuple[bytes, ReturnCode]:
         """Returns the topic filter, or the code of a rejection."""
@@ -606,9 +723,10 @@ class MqttSnSession(GatewaySession):
         return (b"", ReturnCode.INVALID_TOPIC_ID) if topic is None else (topic, ReturnCode.ACCEPTED)
 
     def _requested(self, packet: Suback | Unsuback) -> None:
-        request = self._requests.pop(packet.packet_id, None)
+        request = self._requests.get(packet.packet_id)
         if request is None:
             return
+        del self._requests[packet.packet_id]
         if request.kind == Kind.UNSUBSCRIBE:
             self._send(Message(Kind.UNSUBACK, msg_id=request.message_id).encode())
             return
@@ -651,6 +769,13 @@ class MqttSnSession(GatewaySession):
         limit = self._settings.max_datagram_size
         if len(publish.payload) + 9 > limit:
             self._give_up(publish)
+            return
+        if not self._is_proven and len(publish.payload) + len(topic) + 17 > self._credit:
+            if out is None:
+                out = _Outgoing(publish, Step.PROBE, 0, 0)
+            out.step, out.topic_id, out.message_id = Step.PROBE, 1 + randbelow(TOPIC_IDS), self._next_message_id()
+            self._out = out
+            self._ask(Message(Kind.REGISTER, topic_id=out.topic_id, msg_id=out.message_id, data=PROBE_TOPIC).encode())
             return
         if len(topic) == 2:
             self._send_publish(publish, TopicKind.SHORT, short_id(topic), out)
@@ -703,10 +828,27 @@ class MqttSnSession(GatewaySession):
         self._answered()
         self._deliver_waiting()
 
+    def _proves(self, is_right: bool) -> bool:
+        """Notes an acknowledgement of an address that is not proven; returns whether it is the right one."""
+        if is_right:
+            self._is_proven = True
+        elif not self._is_proven:
+            self._guesses += 1
+            if self._guesses > GUESSES and not self.is_over:
+                self._lose("too many acknowledgements of nothing")
+        return is_right
+
     def _take_regack(self, message: Message) -> None:
         out = self._out
-        if out is None or out.step is not Step.REGISTER or message.msg_id != out.message_id:
+        if out is not None and out.step is Step.PROBE:
+            if self._proves(message.msg_id == out.message_id and message.topic_id == out.topic_id):
+                self._answered()
+                self._begin_delivery(out.publish, out)
+                self._deliver_waiting()
             return
+        if not self._proves(out is not None and out.step is Step.REGISTER and message.msg_id == out.message_id):
+            return
+        assert out is not None
         if message.code == ReturnCode.CONGESTION:
             return  # asked again after retry_interval
         self._answered()
@@ -719,10 +861,11 @@ class MqttSnSession(GatewaySession):
 
     def _take_puback(self, message: Message) -> None:
         out = self._out
-        if out is None or out.step is not Step.PUBLISH or message.msg_id != out.message_id:
+        if not self._proves(out is not None and out.step is Step.PUBLISH and message.msg_id == out.message_id):
             if message.code == ReturnCode.INVALID_TOPIC_ID:
                 self._topics.forget(message.topic_id)  # of a message with QoS 0
             return
+        assert out is not None
         if message.code == ReturnCode.ACCEPTED:
             if out.publish.qos == 1:
                 self._to_broker(Puback(out.publish.packet_id).encode(VERSION))
@@ -738,9 +881,11 @@ class MqttSnSession(GatewaySession):
 
     def _take_pubrec(self, message: Message) -> None:
         out = self._out
-        if out is None or message.msg_id != out.message_id:
+        if not self._proves(out is not None and message.msg_id == out.message_id):
             self._send(Message(Kind.PUBREL, msg_id=message.msg_id).encode())
-        elif out.step is Step.PUBLISH and out.publish.qos == 2:
+            return
+        assert out is not None
+        if out.step is Step.PUBLISH and out.publish.qos == 2:
             self._answered()
             out.step = Step.RECEIVED
             self._to_broker(Pubrec(out.publish.packet_id).encode(VERSION))
@@ -790,7 +935,11 @@ class MqttSnSession(GatewaySession):
             self._send(_DISCONNECT)
 
     def _fall_asleep(self) -> None:
+        """A device that sleeps keeps only what it needs: there may be many, for days."""
         self._state, self._retry_s = State.ASLEEP, inf
+        self._incoming, self._works = self._incoming or NOTHING, self._works or NOTHING
+        self._requests = self._requests or NOTHING
+        self._hello = b""
 
     def _take_pingreq(self, message: Message) -> None:
         if message.data and message.data != self._client_id:
@@ -881,26 +1030,43 @@ class MqttSnSession(GatewaySession):
             self._to_broker(self._goodbye(0))
         self._end(text, _DISCONNECT)
 
+    def _taken_over(self, text: str) -> None:
+        if self._settings.processes == 1:
+            self._fail(text)
+        else:  # DISCONNECT would end the device's new connection
+            self._end(text, b"")
+
     def _end(self, text: str, last: bytes) -> None:
         self._figures["errors"] += 1
         self.reason = text
-        self._send(last)
+        if last:
+            self._send(last)
         self.is_over = True
 
     def _forget_messages(self) -> None:
         """Forgets what belongs to an MQTT session that is no more."""
-        self._incoming.clear()
-        self._works.clear()
-        self._requests.clear()
-        self._recent = self._queue = self._out = None
+        self._incoming = self._works = NOTHING
+        self._requests = NOTHING
+        self._recent = ()
+        self._queue = self._out = None
 
     def _next_message_id(self) -> int:
         self._last_message_id = self._last_message_id % IDS + 1
         return self._last_message_id
 
     def _send(self, data: bytes) -> None:
+        if not self._is_proven:
+            if len(data) > self._credit:
+                self._figures["withheld"] += 1
+                return
+            self._credit -= len(data)
         self._figures["sent"] += 1
         self.to_device.append(data)
+
+
+def _of_will(will: Will | None) -> tuple[bytes, bytes, int, bool] | None:
+    """Returns a will as plain values. A device gives it no properties."""
+    return None if will is None else (will.topic, will.payload, will.qos, will.retain)
 
 
 def _is_client_id(data: bytes) -> bool:

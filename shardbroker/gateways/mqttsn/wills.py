@@ -1,5 +1,7 @@
 """Wills of MQTT-SN devices without a connection."""
 
+from collections.abc import Sequence
+
 from shardbroker.mqtt.packets import Will
 
 __all__ = ["WILLS_MAX", "Wills"]
@@ -13,6 +15,15 @@ class Wills:
 
     def __init__(self) -> None:
         self._found: dict[bytes, Will] = {}
+
+    def image(self) -> list[tuple[bytes, bytes, bytes, int, bool]]:
+        """Returns all of them as plain values, oldest first."""
+        return [(client_id, one.topic, one.payload, one.qos, one.retain) for client_id, one in self._found.items()]
+
+    def adopt(self, values: Sequence[tuple[bytes, bytes, bytes, int, bool]]) -> None:
+        """Takes those of another process."""
+        for client_id, *will in values:
+            self.put(client_id, Will(*will))
 
     def get(self, client_id: bytes) -> Will | None:
         """Returns the will of a device."""

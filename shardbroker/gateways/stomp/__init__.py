@@ -1,4 +1,4 @@
-"""STOMP 1.0, 1.1 and 1.2; docs/gateways.md describes it for users.
+"""STOMP 1.0, 1.1 and 1.2; docs/gateway-stomp.md describes it for users.
 
 `codec.py` finds frames in bytes and makes bytes of frames. `session.py` maps one connection to an MQTT 5.0 session. Both do no I/O
 and have no clock. Sections of the norm (https://stomp.github.io) are cited as STOMP 1.2 "Heart-beating"; the test of each statement

@@ -7,6 +7,6 @@ from shm.topology import Topology
 __all__ = ["run"]
 
 
-def run(topology: Topology) -> None:
+def run(topology: Topology, number: int) -> None:
     """Serves until SIGTERM."""
-    process.run(topology, "stomp", StompSession, FIGURES)
+    process.run(topology, "stomp", number, StompSession, FIGURES)

@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from shardbroker.gateways.session import VERSION, WINDOW, GatewaySession, login_of, reason_text
+from shardbroker.gateways.session import VERSION, WINDOW, GatewaySession, IdentityError, client_id_of, login_of, reason_text
 from shardbroker.gateways.stomp.codec import V10, V11, V12, Frame, FrameReader, StompError, encode_frame
 from shardbroker.mqtt.batches import encode_publishes
 from shardbroker.mqtt.errors import MqttError
@@ -255,9 +255,15 @@ class StompSession(GatewaySession):
         properties: dict[int, Any] = {PropertyId.RECEIVE_MAXIMUM: self._settings.max_inflight}
         if not cleans and self._settings.session_expiry_interval:
             properties[PropertyId.SESSION_EXPIRY_INTERVAL] = int(self._settings.session_expiry_interval)
+        override, name = self._settings.clientinfo_override, self._client_id.encode()
         own = [None if one is None else one.encode() for one in (login, passcode)]
-        user = login_of(self._settings.clientinfo_override, self._client_id.encode(), *own)
-        connect = Connect(VERSION, self._client_id.encode(), cleans, 0, *user, properties=properties)
+        try:
+            full_name = client_id_of(override, name, own[0])
+        except IdentityError as error:
+            self._fail(str(error), frame.headers.get("receipt"))
+            return
+        self._client_id = full_name.decode()
+        connect = Connect(VERSION, full_name, cleans, 0, *login_of(override, name, *own), properties=properties)
         self._dial(connect.encode(VERSION))
         self._connect_until_s = self._now_s + self._settings.idle_timeout
 
