@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from shardbroker.cluster.claim_figures import ClaimFigures
 from shardbroker.cluster.clock import HybridClock
@@ -77,6 +77,7 @@ from shardbroker.cluster.outputs import (
     Taken,
     ToNode,
 )
+from shardbroker.cluster.plain import from_plain, records_of, to_plain
 from shardbroker.cluster.registry import ALL_PARTITIONS, STARTING_MS, bitmap, partitions_of
 from shardbroker.cluster.rendezvous import rank
 from shardbroker.cluster.takeover import Parts, TakeFault
@@ -93,6 +94,12 @@ TAKE_MS = 1_000
 """For the answer to TAKE, and between two parts of the session."""
 TAKE_AGAIN_MS = 200
 """Between two TAKE without an answer: the worker of the holder may be restarted at this moment."""
+STALLED_MS = 400
+"""Without the next part for so long, TAKE is repeated: parts are lost with a link process, or with the worker of the holder."""
+RELINK_MS = 1_000
+"""For a node whose link is gone: a connection that was reset, or a link process that was killed, is back by then."""
+PARTS_KEPT_MAX = 64 << 20
+"""Bytes of all sessions on their way that are kept to be sent again; without them a lost part makes the claim late."""
 BUSY_MS = 100
 """Pause before TAKE is repeated."""
 ACK_MS = 5_000
@@ -151,6 +158,7 @@ class Phase(IntEnum):
     TAKING = 2                     # TAKE sent, no part yet
     IMPORTING = 3                  # parts arrive
     STORING = 4                    # the journal is being written
+    RELINKING = 5                  # the holder was linked a moment ago
 
 
 class LateQueues(Protocol):
@@ -191,14 +199,20 @@ class Holding:
     """OWNED: node that still sends its tail; else the node that has, or gets, the session. 0: unknown."""
     granted: int = 0
     """MOVING: generation of the TAKE."""
+    parts: tuple[bytes, ...] = ()
+    """MOVING: what was sent, for a TAKE that is repeated. A new export might have messages that the node has by TAIL, too."""
+    sent_ms: int = 0
+    """MOVING: when that was sent last."""
     wanted: int = 0
     """Latest generation of a TAKE that found the session on its way: an older TAKE is not carried out any more."""
     deadline_ms: int = 0
     """MOVING: of STATE_ACK. GONE: of the queue. OWNED: of DONE, 0: nothing is held."""
     ask_ms: int = 0
-    """When WHO, FIND or TAIL may be sent again."""
+    """When WHO, FIND, TAIL or END may be sent again."""
+    is_routed: bool = False
+    """OWNED: END was sent."""
     end_ms: int = 0
-    """GONE: END has arrived, and is answered from then on with an empty queue; 0: it has not."""
+    """GONE: END has arrived, and is answered once what the queue has from then on is taken; 0: it has not."""
     is_ended: bool = False
     """GONE: END is answered."""
     gone_ms: int = 0
@@ -214,6 +228,8 @@ class Holding:
     sent: tuple[Queued, ...] = ()
     is_whole: bool = False
     """The TAIL under way has the whole queue."""
+    is_answer: bool = False
+    """GONE: END is answered once the TAIL under way is taken. What arrives behind that TAIL arrives at the new node, too."""
     is_last_sent: bool = False
     """STALE: the TAIL under way is the last one."""
     heir: int = 0
@@ -282,6 +298,22 @@ class _Report:
     part: int = 0
 
 
+RECORDS = records_of(Key, Held, Queued, Tail, ToNode, Holding, Parts, ClaimFigures, _Claim, _Report)
+"""What an image of the claims has."""
+TIMES_OF_CLAIM = "begun_ms", "waited_ms", "due_ms", "until_ms", "take_ms", "again_ms", "starting_ms"
+TIMES_OF_HOLDING = "sent_ms", "deadline_ms", "ask_ms", "end_ms", "gone_ms", "idle_ms"
+"""Moments on the clock of the driver; 0: none."""
+IMAGE_OF_VIEW = "_digest", "_members", "_owners", "_linked", "_unlinked", "_all_linked", "_linked_ms", "_is_isolated"
+IMAGE_PLAIN = "figures", "_claims", "_reports", "_unsure", "_first", "_number", *IMAGE_OF_VIEW
+"""Attributes that an image has as they are."""
+
+
+def _shift(one: Holding | _Claim, times: Sequence[str], ms: int) -> None:
+    for name in times:
+        if at := getattr(one, name):
+            setattr(one, name, at + ms)
+
+
 def exclusive_holding(key: Key, uid: int, client_id: str, generation: int) -> Holding:
     """Returns an exclusive subscription of this node. Of two in a merge the one that was granted first stays, unlike sessions."""
     return Holding(key, uid, client_id, generation, POSITION_MAX - generation, is_exclusive=True)
@@ -322,6 +354,8 @@ class Claims:
         """Whether this node takes no sessions of nodes that are evacuated."""
         self.figures = ClaimFigures()
         self.looked_at = LOOKED_AT
+        self.lags: Callable[[], bool] = lambda: False
+        """Whether messages of other nodes may be missing here, as a data connection is gone or has just been opened again."""
         self._queues = queues
         self._claims: dict[Key, _Claim] = {}
         self._held: list[Holding] = []
@@ -334,6 +368,10 @@ class Claims:
         self._members: set[int] = set()
         self._owners: Sequence[int] = ()
         self._linked: set[int] = set()
+        self._unlinked: dict[int, int] = {}
+        """Nodes whose link is gone, with the time at which that was seen; 0: at the next tick."""
+        self._parts_kept = 0
+        """Bytes of `Holding.parts`."""
         self._all_linked = False
         self._linked_ms: int | None = None
         """Since when all seeds have been linked."""
@@ -349,8 +387,64 @@ class Claims:
             holding.gone_ms, holding.deadline_ms, holding.was_stale = now_ms, now_ms + FORWARD_MS, True
             self.leaving[holding.uid] = holding
 
+    def shift(self, paused_ms: int) -> None:
+        """Takes the end of a time in which nothing was received: it does not count as silence of nodes."""
+        for claim in self._claims.values():
+            _shift(claim, TIMES_OF_CLAIM, paused_ms)
+        for holding in (*self.leaving.values(), *self._held):
+            _shift(holding, TIMES_OF_HOLDING, paused_ms)
+        self._unlinked = {node: since_ms and since_ms + paused_ms for node, since_ms in self._unlinked.items()}
+        self.offers.shift(paused_ms)
+
+    def image(self) -> dict[str, Any]:
+        """Returns everything but OWNED sessions of clients, which `restore` takes from the journal, as plain values.
+
+        They are for the process that replaces the worker, and continues its clock.
+        """
+        owned = self.sessions.values()
+        return {
+            "plain": {name: to_plain(getattr(self, name)) for name in IMAGE_PLAIN},
+            "offers": to_plain(self.offers.image()),
+            "leaving": [to_plain(one) for one in self.leaving.values()],
+            "exclusive": [to_plain(one) for one in owned if one.is_exclusive],
+            "of_owned": [
+                to_plain((one.key, one.peer, one.deadline_ms, one.wanted, one.is_routed, one.ask_ms))
+                for one in owned if one.deadline_ms or one.wanted
+            ],
+        }
+
+    def take_image(self, image: dict[str, Any]) -> None:
+        """Continues where another process was, with OWNED sessions that are here already. Clients that wait for a session are not:
+        their connections have ended. Raises KeyError, TypeError, ValueError."""
+        for name in IMAGE_PLAIN:
+            setattr(self, name, from_plain(image["plain"][name], RECORDS))
+        self.offers.take_image(from_plain(image["offers"], RECORDS))
+        self.leaving = Leaving()
+        for plain in image["leaving"]:
+            holding = from_plain(plain, RECORDS)
+            self.leaving[holding.uid] = holding
+            self._parts_kept += sum(map(len, holding.parts))
+        for plain in image["exclusive"]:
+            holding = from_plain(plain, RECORDS)
+            self.sessions[holding.key] = holding
+        for plain in image["of_owned"]:
+            key, peer, deadline_ms, wanted, is_routed, ask_ms = from_plain(plain, RECORDS)
+            owned = self.sessions.get(key)
+            if owned is not None:
+                owned.peer, owned.deadline_ms, owned.wanted = peer, deadline_ms, wanted
+                owned.is_routed, owned.ask_ms = is_routed, ask_ms
+                if deadline_ms:
+                    self._held.append(owned)
+        for claim in [*self._claims.values()]:
+            if claim.ticket is not None and not claim.is_exclusive:
+                self.abandoned(claim.key, claim.ticket)
+
     def set_links(self, linked: set[int], all_linked: bool, is_isolated: bool) -> None:
         """Takes the nodes whose signal link is connected. `all_linked`: no seed is missing."""
+        for node in self._linked - linked:
+            self._unlinked.setdefault(node, 0)
+        for node in linked:
+            self._unlinked.pop(node, None)
         self._linked, self._all_linked, self._is_isolated = linked | {self.node_id}, all_linked, is_isolated
         if not all_linked:
             self._linked_ms = None
@@ -376,7 +470,15 @@ class Claims:
         done: list[SessionOutput] = [ToNode(node, Moved(bitmap(partitions), self._first)) for node, partitions in changed.items()]
         for claim in [*self._claims.values()]:
             done += self._void(claim, now_ms)
+            if is_new_run and claim.phase in (Phase.TAKING, Phase.IMPORTING):
+                # TAKE and its answer may be lost.
+                claim.again_ms, claim.due_ms, claim.until_ms = now_ms, now_ms + TAKE_MS, now_ms + TAKE_MS
         return done
+
+    def _is_back_soon(self, node: int, now_ms: int) -> bool:
+        """Returns whether the link of a node is gone, and has not been for long."""
+        since_ms = self._unlinked.get(node)
+        return since_ms is not None and now_ms - (since_ms or now_ms) < RELINK_MS
 
     def is_settled(self, now_ms: int) -> bool:
         """Returns whether all seeds have been linked for so long that all sessions are merged."""
@@ -491,7 +593,10 @@ class Claims:
 
     def _ask(self, claim: _Claim, now_ms: int) -> list[SessionOutput]:
         """Sends a claim, to the registrar or, if it is provisional, to the next node that may answer."""
-        is_late = self._is_isolated or now_ms - claim.begun_ms >= AGREE_MS
+        waited_ms = now_ms - claim.begun_ms
+        is_late = self._is_isolated or waited_ms >= AGREE_MS
+        if waited_ms < AGREE_MS + RELINK_MS and any(self._is_back_soon(node, now_ms) for node in self._unlinked):
+            is_late = False                          # the registrar, or the holder, may be back in a moment
         if is_late and self._is_offered(claim):
             return self._end(claim, BUSY_REASON)     # the offer is repeated; nothing is won by a claim without agreement
         self._number += 1
@@ -503,7 +608,8 @@ class Claims:
         else:
             claim.registrar = self._registrar(claim.key)
         claim.tried.add(claim.registrar)
-        claim.due_ms, claim.digest = now_ms + AGREE_MS, self._digest
+        claim.due_ms = now_ms + (AGREE_MS if claim.registrar in self._linked else TAKE_AGAIN_MS)
+        claim.digest = self._digest
         return [ToNode(claim.registrar, Claim(claim.number, claim.key, self._digest, claim.is_provisional))]
 
     def _end(self, claim: _Claim, reason: int) -> list[SessionOutput]:
@@ -533,10 +639,18 @@ class Claims:
         if claim.holder in (0, self.node_id):
             return self._create(claim)
         if claim.holder not in self._linked:
-            return self._lost(claim, now_ms)
+            return self._unreachable(claim, now_ms)
         claim.phase, claim.parts, claim.due_ms, claim.take_ms = Phase.TAKING, Parts(), now_ms + TAKE_MS, 0
         claim.again_ms = now_ms + TAKE_AGAIN_MS
         return [ToNode(claim.holder, Take(claim.key, claim.generation, claim.name, claim.clean))]
+
+    def _unreachable(self, claim: _Claim, now_ms: int) -> list[SessionOutput]:
+        """Waits for a holder whose link has just been lost, before its session counts as lost."""
+        is_young = now_ms - claim.begun_ms < CLAIM_MS
+        if is_young and self._is_back_soon(claim.holder, now_ms) and not self._is_offered(claim):
+            claim.phase, claim.due_ms = Phase.RELINKING, now_ms + RELINK_MS
+            return []
+        return self._lost(claim, now_ms)
 
     def _lost(self, claim: _Claim, now_ms: int) -> list[SessionOutput]:
         """Applies `lost_session` to a client whose session is unreachable."""
@@ -601,15 +715,28 @@ class Claims:
             done.append(ToNode(self._registrar(key), Announce(holding.held)))
         return done
 
-    def routed(self, key: Key) -> list[SessionOutput]:
+    def routed(self, key: Key, now_ms: int) -> list[SessionOutput]:
         """Takes the moment at which all peers that are up have the routes of an imported session."""
         holding = self.sessions.get(key)
-        return [ToNode(holding.peer, End(key, holding.generation))] if holding is not None and holding.deadline_ms else []
+        if holding is None or not holding.deadline_ms:
+            return []
+        holding.is_routed = True
+        return self._send_end(holding, now_ms)
+
+    @staticmethod
+    def _send_end(holding: Holding, now_ms: int) -> list[SessionOutput]:
+        holding.ask_ms = now_ms + ASK_MS
+        return [ToNode(holding.peer, End(holding.key, holding.generation))]
 
     def is_held(self, key: Key) -> bool:
         """Returns whether direct deliveries of a session are held."""
         holding = self.sessions.get(key)
         return holding is not None and holding.deadline_ms > 0
+
+    @property
+    def is_holding(self) -> bool:
+        """Returns whether direct deliveries of any session are held."""
+        return any(holding.deadline_ms for holding in self._held)
 
     # --- messages ------------------------------------------------------------------------------------------------------
 
@@ -696,8 +823,9 @@ class Claims:
     def _on_starting(self, node: int, starting: Starting, now_ms: int) -> list[SessionOutput]:
         """Waits for a worker of the holder that is being started."""
         claim = self._taking(node, starting.key, starting.number)
-        if claim is None or claim.phase != Phase.TAKING:
+        if claim is None:
             return []
+        claim.phase = Phase.TAKING
         claim.starting_ms = claim.starting_ms or now_ms + STARTING_MS
         if now_ms >= claim.starting_ms or self._is_offered(claim):
             return self._lost(claim, now_ms)
@@ -709,9 +837,14 @@ class Claims:
         claim = self._taking(node, state.key, state.generation)
         if claim is None:
             return []
+        if state.number == 1:
+            claim.parts = Parts()                # the first ones, or all of them once more
         if not claim.parts.add(state):
-            return self._lost(claim, now_ms)
-        claim.phase, claim.due_ms = Phase.IMPORTING, now_ms + TAKE_MS
+            if now_ms - claim.begun_ms >= CLAIM_MS:
+                return self._lost(claim, now_ms)
+            claim.phase, claim.parts, claim.due_ms, claim.again_ms = Phase.TAKING, Parts(), now_ms + TAKE_MS, now_ms
+            return []
+        claim.phase, claim.due_ms, claim.again_ms = Phase.IMPORTING, now_ms + TAKE_MS, now_ms + STALLED_MS
         if not state.is_last:
             return []
         claim.phase = Phase.STORING
@@ -761,7 +894,7 @@ class Claims:
             fault = TakeFault.ABSENT
             for moving in self._leaving(key, SessionState.MOVING):
                 if moving.peer == node and moving.granted >= generation:
-                    return []
+                    return self._send_again(moving, now_ms) if moving.granted == generation else []
                 moving.deadline_ms, fault = now_ms, TakeFault.BUSY
                 moving.wanted = max(moving.wanted, generation)
             given = self._leaving(key, SessionState.MOVING, SessionState.GONE)
@@ -773,12 +906,16 @@ class Claims:
             return [ToNode(node, NoState(key, generation, fault))]
         if generation <= holding.generation or generation < holding.wanted:
             return [ToNode(node, NoState(key, generation, TakeFault.STALE))]
+        if holding.deadline_ms and not take.clean:
+            # Its next node would send at once what is held here.
+            holding.wanted = generation
+            return [ToNode(node, Starting(generation, key))]
         del self.sessions[key]
         self.offers.taken(key)
         if take.clean:
             return [EndSession(holding.uid), ToNode(node, NoState(key, generation, TakeFault.ABSENT))]
         holding.state, holding.peer, holding.granted = SessionState.MOVING, node, generation
-        holding.is_connected, holding.deadline_ms, holding.ask_ms = False, now_ms + ACK_MS, 0
+        holding.is_connected, holding.deadline_ms, holding.ask_ms, holding.sent_ms = False, now_ms + ACK_MS, 0, now_ms
         self.leaving[holding.uid] = holding
         return [Export(holding.uid, generation)]
 
@@ -798,9 +935,29 @@ class Claims:
         holding = self.leaving.get(uid)
         if holding is None or (holding.state, holding.granted) != (SessionState.MOVING, generation):
             return []
+        size = sum(map(len, parts))
+        if self._parts_kept + size <= PARTS_KEPT_MAX:
+            holding.parts = (*parts,)
+            self._parts_kept += size
+        return self._states(holding, parts)
+
+    @staticmethod
+    def _states(holding: Holding, parts: Sequence[bytes]) -> list[SessionOutput]:
         last = len(parts)
-        states = (State(holding.key, generation, number, part, number == last) for number, part in enumerate(parts, 1))
+        states = (State(holding.key, holding.granted, number, part, number == last) for number, part in enumerate(parts, 1))
         return [ToNode(holding.peer, state) for state in states]
+
+    def _send_again(self, holding: Holding, now_ms: int) -> list[SessionOutput]:
+        """Sends a session again whose TAKE is repeated: its parts may be lost."""
+        if now_ms - holding.sent_ms < TAKE_AGAIN_MS:
+            return []
+        holding.sent_ms = now_ms
+        return self._states(holding, holding.parts)
+
+    def _drop_parts(self, holding: Holding) -> None:
+        """To be called when a session is no longer MOVING."""
+        self._parts_kept -= sum(map(len, holding.parts))
+        holding.parts = ()
 
     def not_exported(self, uid: int, generation: int, fault: TakeFault, now_ms: int) -> list[SessionOutput]:
         """Takes a session that cannot be exported: it has ended with its connection (ABSENT), or stays here (TOO_LARGE)."""
@@ -827,9 +984,10 @@ class Claims:
         return []
 
     def _gone(self, holding: Holding, now_ms: int) -> list[SessionOutput]:
+        self._drop_parts(holding)
         holding.state, holding.deadline_ms, holding.ask_ms = SessionState.GONE, now_ms + FORWARD_MS, 0
         holding.gone_ms = now_ms
-        holding.is_last_sent, holding.end_ms, holding.is_ended, holding.heir = False, 0, False, 0
+        holding.is_last_sent, holding.end_ms, holding.is_answer, holding.is_ended, holding.heir = False, 0, False, False, 0
         return [MovedAway(holding.uid), *self._absorb(holding.key, holding)]
 
     def _absorb(self, key: Key, but: Holding | None = None) -> list[SessionOutput]:
@@ -849,6 +1007,7 @@ class Claims:
         return done
 
     def _stale(self, holding: Holding, winner: int, now_ms: int) -> list[SessionOutput]:
+        self._drop_parts(holding)
         holding.state, holding.peer, holding.is_connected, holding.ask_ms = SessionState.STALE, winner, False, 0
         holding.was_stale = True
         holding.tail, holding.is_last_sent, holding.heir = 0, False, 0
@@ -863,6 +1022,7 @@ class Claims:
         claim = self._claims.get(holding.key)
         if claim is not None and claim.phase == Phase.STORING:
             return self._stale(holding, self.node_id, now_ms)
+        self._drop_parts(holding)
         del self.leaving[holding.uid]
         holding.state, holding.peer, holding.deadline_ms, holding.tail = SessionState.OWNED, 0, 0, 0
         self.sessions[holding.key] = holding
@@ -905,7 +1065,7 @@ class Claims:
     def _on_end(self, node: int, end: End, now_ms: int) -> list[SessionOutput]:
         for holding in self._leaving(end.key, SessionState.GONE):
             if (holding.peer, holding.generation) == (node, end.generation):
-                holding.end_ms, holding.idle_ms = now_ms + DRAIN_MS, 0
+                holding.end_ms, holding.idle_ms = holding.end_ms or now_ms + DRAIN_MS, 0
                 return self._tail(holding, now_ms)
         return [ToNode(node, Ended(end.key, end.generation))]
 
@@ -917,12 +1077,12 @@ class Claims:
         if holding.key in self.sessions:
             holding.peer = self.node_id
         is_stale = holding.state == SessionState.STALE
+        is_due = 0 < holding.end_ms <= now_ms
+        if is_due and self.lags():
+            holding.end_ms, is_due = now_ms + DRAIN_MS, False
         if not queued and not is_stale:
             holding.tail, holding.sent, holding.under_way = 0, (), None
-            if not holding.end_ms or now_ms < holding.end_ms:
-                return []
-            holding.end_ms, holding.is_ended = 0, True
-            return [ToNode(holding.peer, Ended(holding.key, holding.generation))]
+            return self._answer_end(holding) if is_due else []
         holding.ask_ms = now_ms + ASK_MS
         if holding.heir not in self._linked and self.is_settled(now_ms):
             holding.heir = 0               # it is a member no longer
@@ -936,6 +1096,7 @@ class Claims:
         holding.tail, holding.sent = self._number, _within(queued, TAIL_BYTES)
         tail = Tail(holding.key, holding.tail, holding.clean_stamp, holding.sent, holding.uid, is_stale)
         holding.is_whole = len(holding.sent) == len(queued) < TAIL_MESSAGES
+        holding.is_answer = is_due and holding.is_whole
         holding.is_last_sent = is_stale and holding.is_whole
         if holding.is_last_sent:
             base, delivered = self._queues.delivered_of(holding.uid)
@@ -946,6 +1107,11 @@ class Claims:
             done = [Bind(holding.uid, holding.heir)]
         holding.under_way = ToNode(holding.peer, tail)
         return [*done, holding.under_way]
+
+    @staticmethod
+    def _answer_end(holding: Holding) -> list[SessionOutput]:
+        holding.end_ms, holding.is_ended = 0, True
+        return [ToNode(holding.peer, Ended(holding.key, holding.generation))]
 
     def _on_tail_ack(self, node: int, ack: TailAck, now_ms: int) -> list[SessionOutput]:
         holding = self.leaving.get(ack.uid)
@@ -958,8 +1124,10 @@ class Claims:
             gone = self._gone(holding, now_ms) if is_merged else []
             holding.peer, holding.heir, holding.ask_ms = 0, 0, now_ms + ASK_MS
             return [*gone, ToNode(self._registrar(holding.key), Find(holding.key, node))]
-        holding.ask_ms = now_ms + BATCH_MS if holding.is_ended and holding.is_whole else 0
         done: list[SessionOutput] = [Taken(holding.uid, tuple(message.id for message in holding.sent))]
+        if holding.is_answer and holding.end_ms:
+            done += self._answer_end(holding)
+        holding.ask_ms = now_ms + BATCH_MS if holding.is_ended and holding.is_whole else 0
         # What has arrived meanwhile follows as the tail of a session that is gone.
         return [*done, *self._gone(holding, now_ms)] if holding.is_last_sent else done
 
@@ -1071,6 +1239,7 @@ class Claims:
         """Does what is due by the clock; to be called every 50 ms or so."""
         if self._all_linked and self._linked_ms is None:
             self._linked_ms = now_ms
+        self._unlinked = {node: since_ms or now_ms for node, since_ms in self._unlinked.items()}
         done: list[SessionOutput] = []
         for claim in [*self._claims.values()]:
             done += self._tick_claim(claim, now_ms)
@@ -1084,6 +1253,8 @@ class Claims:
             if now_ms >= holding.deadline_ms:
                 holding.deadline_ms = 0
                 done.append(Flow(holding.uid))
+            elif holding.is_routed and now_ms >= holding.ask_ms:
+                done += self._send_end(holding, now_ms)        # it, or its answer, was lost with a link process
         return done
 
     def _announce(self, now_ms: int) -> list[SessionOutput]:
@@ -1108,18 +1279,20 @@ class Claims:
                     is_gone = claim.registrar not in self._linked
                     return self._ask(claim, now_ms) if is_gone else []
                 return self._ask(claim, now_ms) if now_ms >= claim.due_ms else []
-            case Phase.LOST:
+            case Phase.LOST | Phase.RELINKING:
                 if claim.holder in self._linked:
                     claim.until_ms = now_ms + TAKE_MS
                     return self._take(claim, now_ms)
                 return self._lost(claim, now_ms) if now_ms >= claim.due_ms else []
             case Phase.TAKING | Phase.IMPORTING:
-                if claim.holder not in self._linked or now_ms >= claim.due_ms:
+                if claim.holder not in self._linked:
+                    return self._unreachable(claim, now_ms)
+                if now_ms >= claim.due_ms:
                     return self._lost(claim, now_ms)
                 if claim.take_ms and now_ms >= claim.take_ms:
                     return self._take(claim, now_ms)
-                if claim.phase == Phase.TAKING and not claim.take_ms and now_ms >= claim.again_ms:
-                    claim.again_ms = now_ms + TAKE_AGAIN_MS
+                if not claim.take_ms and now_ms >= claim.again_ms:
+                    claim.again_ms = now_ms + (TAKE_AGAIN_MS if claim.phase == Phase.TAKING else STALLED_MS)
                     return [ToNode(claim.holder, Take(claim.key, claim.generation, claim.name, claim.clean))]
         return []
 

@@ -5,6 +5,9 @@
     <prefix>members/<n>    incarnation, state, core (HOST:PORT of the etcd that it could run): under the lease of the node
     <prefix>gone/<n>       uuid, by: until the node joins again
     <prefix>lock/core      name of the node that changes the members of etcd: under its lease
+    <prefix>config/<key>   a setting of all nodes: shardbroker/config/cluster_values.py
+    <prefix>changed/config id, by: replaced by every change of a setting, so that of two changes at the same time one fails
+    <prefix>applied/<n>    what a node has applied of them: revision, errors, restart, shadowed: under its lease
 
 Values are CBOR maps. A node of `ids/` is linked; one of `members/` with state `up` owns partitions; one of `gone/` loses what
 others keep for it. Only `gone/` removes: a key that is missing proves nothing, since an etcd that was set up again has none. All
@@ -18,8 +21,23 @@ from typing import Any, NamedTuple
 import cbor2
 
 __all__ = [
-    "DRAINING", "JOINING", "NODE_ID_MAX", "UP", "CoreKeys", "CoreNode", "CoreTable", "CoreView", "Row", "decode_view",
-    "encode_view", "value_of",
+    "APPLIED_MAX",
+    "APPLIED_TEXT_MAX",
+    "DRAINING",
+    "JOINING",
+    "NODE_ID_MAX",
+    "SETTINGS_MAX",
+    "SETTING_BYTES_MAX",
+    "UP",
+    "CoreKeys",
+    "CoreNode",
+    "CoreTable",
+    "CoreView",
+    "Row",
+    "decode_view",
+    "encode_view",
+    "is_applied",
+    "value_of",
 ]  # fmt: skip
 
 JOINING, UP, DRAINING = "joining", "up", "draining"
@@ -34,6 +52,17 @@ VALUE_BYTES_MAX = 4096
 INCARNATION_MAX = 1 << 53
 PROBLEMS_MAX = 20
 """Unusable keys that are reported."""
+SETTINGS_MAX = 200
+"""Rows of `config/` that are kept: twice as many as are used, so that too many can be named."""
+SETTING_BYTES_MAX = 20_000
+"""Bytes that are kept of a row of `config/`: more than one that can be used has."""
+REVISION_MAX = 1 << 63
+APPLIED_BYTES_MAX = 1 << 16
+"""Bytes of a row of `applied/` that is decoded."""
+APPLIED_MAX = 50
+"""Entries of a kind in it."""
+APPLIED_TEXT_MAX = 300
+"""Characters of a key or a reason in it."""
 
 
 class CoreNode(NamedTuple):
@@ -75,8 +104,9 @@ class CoreKeys:
     def __init__(self, prefix: str, cluster: str) -> None:
         self.prefix = f"/{prefix.strip('/')}/{cluster}/".encode()
         self.meta = self.prefix + b"meta"
-
         self.lock = self.prefix + b"lock/core"
+        self.settings = self.prefix + b"config/"
+        self.changed = self.prefix + b"changed/config"
 
     def id_of(self, node_id: int) -> bytes:
         return self.prefix + b"ids/%d" % node_id
@@ -87,10 +117,16 @@ class CoreKeys:
     def gone_of(self, node_id: int) -> bytes:
         return self.prefix + b"gone/%d" % node_id
 
+    def applied_of(self, node_id: int) -> bytes:
+        return self.prefix + b"applied/%d" % node_id
+
+    def setting_of(self, key: bytes) -> bytes:
+        return self.settings + key
+
     def parsed(self, key: bytes) -> tuple[str, int] | None:
         """Returns (table, node id) of a key; None for another one."""
         table, slash, number = key.removeprefix(self.prefix).partition(b"/")
-        if not key.startswith(self.prefix) or not slash or table not in (b"ids", b"members", b"gone"):
+        if not key.startswith(self.prefix) or not slash or table not in (b"ids", b"members", b"gone", b"applied"):
             return None
         if not number.isdigit() or number.startswith(b"0") or len(number) > 3 or not 1 <= int(number) <= NODE_ID_MAX:
             return None
@@ -109,10 +145,10 @@ def value_of(**fields: Any) -> bytes:
     return cbor2.dumps(fields, canonical=True)
 
 
-def _decoded(text: bytes) -> dict[str, Any]:
+def _decoded(text: bytes, most: int = VALUE_BYTES_MAX) -> dict[str, Any]:
     """Raises ValueError for what is no map of a bounded size."""
-    if len(text) > VALUE_BYTES_MAX:
-        raise ValueError(f"must have at most {VALUE_BYTES_MAX} bytes, got {len(text)}")
+    if len(text) > most:
+        raise ValueError(f"must have at most {most} bytes, got {len(text)}")
     try:
         value = cbor2.loads(text)
     except (cbor2.CBORError, ValueError, RecursionError, MemoryError, TypeError) as error:
@@ -124,6 +160,10 @@ def _decoded(text: bytes) -> dict[str, Any]:
 
 def _check(table: str, value: dict[str, Any]) -> None:
     """Raises ValueError for a value that is not of its table."""
+    if table == "applied":
+        if not is_applied(value):
+            raise ValueError("must have revision, errors, restart and shadowed")
+        return
     uuid = value.get("uuid")
     if not isinstance(uuid, bytes) or len(uuid) != UUID_BYTES:
         raise ValueError(f"uuid: must have {UUID_BYTES} bytes")
@@ -142,6 +182,22 @@ def _check(table: str, value: dict[str, Any]) -> None:
             raise ValueError(f"incarnation: must be 1 to {INCARNATION_MAX}")
 
 
+def is_applied(value: Any) -> bool:
+    """Returns whether a value says what a node has applied, within all bounds."""
+    if not isinstance(value, dict) or not _is_revision(value.get("revision")):
+        return False
+    errors, restart, shadowed = (value.get(name) for name in ("errors", "restart", "shadowed"))
+    if not isinstance(errors, dict) or not isinstance(restart, list) or not isinstance(shadowed, dict):
+        return False
+    texts = [*errors, *errors.values(), *restart, *shadowed, *shadowed.values()]
+    is_bounded = all(len(one) <= APPLIED_MAX for one in (errors, restart, shadowed))
+    return is_bounded and all(isinstance(one, str) and len(one) <= APPLIED_TEXT_MAX for one in texts)
+
+
+def _is_revision(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < REVISION_MAX
+
+
 @dataclass
 class CoreTable:
     """The keys of a cluster as one node has read them. `before`: what was known of nodes, for keys that are missing."""
@@ -156,6 +212,14 @@ class CoreTable:
     rows: dict[tuple[str, int], Row] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     """Keys whose values cannot be used; the caller clears it."""
+    settings: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    """Rows of `config/`, unchecked: key -> the beginning of its value, revision of its last change."""
+    settings_revision: int = 0
+    """Of the last change of one of them."""
+    changed: tuple[bytes, int] = (b"", 0)
+    """The id of the last change that a node has made, and its revision."""
+    left_out: int = 0
+    """Rows of `config/` that are not kept."""
 
     def __post_init__(self) -> None:
         self.epoch = self.before.epoch
@@ -164,10 +228,17 @@ class CoreTable:
         """Takes all keys at a revision: (key, value, revision of its last change)."""
         self.before = self.view()
         self.rows.clear()
-        self.meta = b""
+        self.meta, self.changed = b"", (b"", 0)
         for key, value, mod_revision in kvs:
             self._take(key, value, mod_revision)
         self.revision = revision
+
+    def load_settings(self, kvs: Iterable[tuple[bytes, bytes, int]], left_out: int) -> None:
+        """Takes all rows of `config/`, behind `load`; `left_out`: further ones that were not read."""
+        self.settings.clear()
+        self.left_out, self.settings_revision = left_out, self.changed[1]
+        for key, value, mod_revision in kvs:
+            self._take_setting(key, value, mod_revision)
 
     def apply(self, changes: Iterable[tuple[bytes, bytes | None, int]]) -> None:
         """Takes changes in their order, whole revisions each; value None: the key was deleted. Those that `load` has had are left
@@ -184,6 +255,13 @@ class CoreTable:
         if key == self.keys.meta:
             self.meta = self._uuid_of(value)
             return
+        if key == self.keys.changed:
+            self.changed = self._id_of(value), mod_revision
+            self.settings_revision = max(self.settings_revision, mod_revision)
+            return
+        if key.startswith(self.keys.settings):
+            self._take_setting(key, value, mod_revision)
+            return
         parsed = self.keys.parsed(key)
         if parsed is None:
             return
@@ -193,13 +271,32 @@ class CoreTable:
         if value is None:
             return
         try:
-            decoded = _decoded(value)
+            decoded = _decoded(value, APPLIED_BYTES_MAX if parsed[0] == "applied" else VALUE_BYTES_MAX)
             _check(parsed[0], decoded)
         except ValueError as error:
             if len(self.problems) < PROBLEMS_MAX:
                 self.problems.append(f"{key.decode(errors='replace')}: {error}")
             return
         self.rows[parsed] = Row(decoded, mod_revision)
+
+    def _take_setting(self, key: bytes, value: bytes | None, mod_revision: int) -> None:
+        name = key.removeprefix(self.keys.settings)
+        self.settings_revision = max(self.settings_revision, mod_revision)
+        if value is None:
+            if self.settings.pop(name, None) is None:
+                self.left_out = max(0, self.left_out - 1)
+        elif name in self.settings or len(self.settings) < SETTINGS_MAX:
+            self.settings[name] = value[:SETTING_BYTES_MAX], mod_revision
+        else:
+            self.left_out += 1
+
+    @staticmethod
+    def _id_of(value: bytes | None) -> bytes:
+        try:
+            found = _decoded(value).get("id") if value is not None else b""
+        except ValueError:
+            found = b""
+        return found if isinstance(found, bytes) else b""
 
     def _uuid_of(self, value: bytes | None) -> bytes:
         try:

@@ -20,6 +20,8 @@ __all__ = ["DataChannel", "Peer"]
 
 REDIAL_FIRST_MS, REDIAL_MAX_MS = 50, 500
 """Pause before a lost connection is dialled again, doubled up to the maximum."""
+CATCH_UP_MS = 100
+"""From the streams of a new connection until what its peer has kept meanwhile has arrived: a round trip, and some MB of a spool."""
 UNPROVED_MAX = 512
 """Accepted connections without proof at the same time."""
 TEXT_SHOWN = 500
@@ -41,6 +43,12 @@ class Peer:
     is_dialling: bool = False
     dial_ms: int = 0
     pause_ms: int = REDIAL_FIRST_MS
+    resumed_ms: int | None = None
+    """When the connection has offered its streams."""
+
+    def is_lagging(self, now_ms: int) -> bool:
+        """Returns whether messages that the peer sent a moment ago may not be in the rings of the workers."""
+        return self.resumed_ms is None or now_ms - self.resumed_ms < CATCH_UP_MS or self.inbound.is_full
 
 
 @dataclass
@@ -168,7 +176,7 @@ class DataChannel:
             return
         peer = connection.peer
         if peer is not None and peer.connection == number:
-            peer.connection = None
+            peer.connection = peer.resumed_ms = None
             peer.outbound.disconnected(now_ms)
             self._retry(peer, now_ms)
         elif peer is None and connection.address:
@@ -207,6 +215,8 @@ class DataChannel:
                     connection.peer.outbound.receive(message, now_ms)
                     return []
                 case Streams() | Data():
+                    if connection.peer.resumed_ms is None:
+                        connection.peer.resumed_ms = now_ms
                     return [Send(number, answer) for answer in connection.peer.inbound.receive(message)]
             raise PeerFault(ByeReason.PROTOCOL_ERROR, f"{type(message).__name__}: not allowed on a data channel")
         except PeerFault as fault:

@@ -21,12 +21,18 @@ from shardbroker.cluster.messages import POSITION_MAX, Hello, Message, Welcome
 
 __all__ = [
     "AUTH_TIMEOUT_MS",
+    "CALLS",
+    "CHANNEL_MAX",
     "FEATURES",
+    "FEATURE_ACCESS",
     "FEATURE_LOAD",
     "FEATURE_RETAINED",
     "FEATURE_SESSIONS",
+    "JOIN",
     "NAME_BYTES_MAX",
     "NODE_ID_MAX",
+    "NONCE_BYTES",
+    "PREFACE_CHANNEL_MAX",
     "PROTO_MAX",
     "PROTO_MIN",
     "Handshake",
@@ -43,15 +49,23 @@ FEATURE_SESSIONS = 2
 of it; the difference is an alarm."""
 FEATURE_RETAINED = 4
 """Feature of a node that takes retained messages of other nodes."""
-FEATURES = FEATURE_LOAD | FEATURE_RETAINED
+FEATURE_ACCESS = 8
+"""Feature of a node that takes users, rules, bans, accounts and API keys of other nodes: tables 1 to 3."""
+FEATURES = FEATURE_LOAD | FEATURE_RETAINED | FEATURE_ACCESS
 """Those of every node."""
 NODE_ID_MAX = 250
 """Node ids are 1 to 250: 8 bits, with room for marks."""
 NAME_BYTES_MAX = 255
 """Bytes of a node's name and of its address: a host name has at most 253."""
 UUID_BYTES = NONCE_BYTES = 16
-CHANNEL_MAX = 8
-"""Channels of a pair of nodes: signals and `cluster.links` (1 to 8)."""
+CALLS = 9
+"""Channel for verbs, between managers."""
+CHANNEL_MAX = CALLS
+"""Channels of a pair of nodes: signals, `cluster.links` (1 to 8), and verbs."""
+JOIN = 10
+"""Channel for brokers that are no nodes yet, which have a proof of their own (joining.py)."""
+PREFACE_CHANNEL_MAX = JOIN
+"""Channels that a connection may be for."""
 AUTH_TIMEOUT_MS = 5_000
 """`cluster.link.auth_timeout`: from the opened connection to the proof."""
 

@@ -134,6 +134,11 @@ class Inbound:
         """Returns whether records wait for rings or disks of workers, so that positions will move without a message."""
         return any(stream.put or stream.kept for stream in self._by_index.values())
 
+    @property
+    def is_full(self) -> bool:
+        """Returns whether something waits for full workers."""
+        return bool(self._overflow)
+
     def receive(self, message: Streams | Data) -> list[Message]:
         """Takes a message of the peer and returns the answers. Raises PeerFault."""
         return self._offers(message) if isinstance(message, Streams) else self._data(message)

@@ -5,6 +5,7 @@ and nonces are checked by the core that receives them; the codec bounds the size
 """
 
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Message",
     "Moved",
     "NoState",
+    "OfTable",
     "Offer",
     "Ping",
     "Pong",
@@ -69,6 +71,7 @@ __all__ = [
     "StreamOffer",
     "StreamResume",
     "Streams",
+    "TableNumber",
     "Tail",
     "TailAck",
     "Take",
@@ -342,7 +345,23 @@ class RetainedEnd(NamedTuple):
     round: int
 
 
+class TableNumber(IntEnum):
+    """Tables that are on all nodes. Numbers are part of the protocol and never change."""
+
+    RETAINED = 0
+    USERS = 1
+    RULES = 2
+    ACCOUNTS = 3
+
+
 RetainedMessages = RetainedRows | RetainedAck | RetainedBegin | RetainedSummary | RetainedWant | RetainedEnd
+
+
+class OfTable(NamedTuple):
+    """One of these messages about another table than that of retained messages."""
+
+    table: TableNumber
+    message: RetainedMessages
 
 
 # --- sessions ----------------------------------------------------------------------------------------------------------
@@ -649,4 +668,5 @@ Message = (
     | DataAck
     | SessionMessage
     | RetainedMessages
+    | OfTable
 )

@@ -43,6 +43,18 @@ class Offers:
         self._unwilling.clear()
         self.too_large.clear()
 
+    def shift(self, ms: int) -> None:
+        """Takes the end of a time in which nothing was received."""
+        self._under_way = {key: (node, due_ms + ms) for key, (node, due_ms) in self._under_way.items()}
+
+    def image(self) -> tuple[dict[Key, tuple[int, int]], dict[int, int], set[Key]]:
+        """Returns everything, for `take_image`."""
+        return self._under_way, self._unwilling, self.too_large
+
+    def take_image(self, image: tuple[dict[Key, tuple[int, int]], dict[int, int], set[Key]]) -> None:
+        """Continues with the offers of another process."""
+        self._under_way, self._unwilling, self.too_large = image
+
     def make(self, key: Key, nodes: Collection[int], now_ms: int) -> int:
         """Returns the node to which a session is offered; 0: none, or an offer is under way."""
         if key in self._under_way:

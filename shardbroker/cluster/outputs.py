@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from shardbroker.cluster.faults import ByeReason
-from shardbroker.cluster.messages import Key, Message, RetainedMessages, SessionMessage, Tail
+from shardbroker.cluster.messages import Key, Message, RetainedMessages, SessionMessage, TableNumber, Tail
 
 __all__ = [
     "Absorb",
@@ -95,10 +95,11 @@ class Arrived(NamedTuple):
 
 
 class RetainedArrived(NamedTuple):
-    """A message about retained messages has arrived on a connection."""
+    """A message about a table that is on all nodes has arrived on a connection."""
 
     connection: int
     message: RetainedMessages
+    table: TableNumber = TableNumber.RETAINED
 
 
 Output = Dial | Send | Close | Refused | Established | Gone | SubackDue | Arrived | RetainedArrived

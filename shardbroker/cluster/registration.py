@@ -4,7 +4,7 @@ A change is carried out only if the keys are still those that it was made from, 
 an attempt whose answer is lost fails the second time, and the keys then show that the first one was carried out.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,11 +39,13 @@ class RegistrationRefused(Exception):
     """The core belongs to another cluster, or has another node in place of this one."""
 
 
-def registration(table: CoreTable, me: Identity, former: int, state: str, core: str = "") -> Change:
+def registration(
+    table: CoreTable, me: Identity, former: int, state: str, core: str = "", settings: Iterable[tuple[bytes, bytes]] = ()
+) -> Change:
     """Returns the change that registers a node in a state. `former`: incarnation of its last broker, whose key it may replace.
     `core`: HOST:PORT of the etcd that the node could run; empty: none.
 
-    It also makes good for what an etcd that was set up again lacks. Raises RegistrationRefused.
+    It also makes good for what an etcd that was set up again lacks, with these settings of all nodes. Raises RegistrationRefused.
     """
     keys, node_id = table.keys, me.node_id
     if table.meta and table.meta != me.cluster:
@@ -65,6 +67,9 @@ def registration(table: CoreTable, me: Identity, former: int, state: str, core: 
     if not table.meta:
         conditions.append((keys.meta, 0))
         operations.append(Put(keys.meta, value_of(uuid=me.cluster)))
+        for key, value in settings:
+            conditions.append((keys.setting_of(key), 0))
+            operations.append(Put(keys.setting_of(key), value))
     if table.row("gone", node_id) is not None:
         operations.append(Delete(keys.gone_of(node_id)))
     return Change(tuple(conditions), tuple(operations))

@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from struct import Struct
+from typing import Any
 from zlib import crc32
 
 from shardbroker.cluster.clock import HybridClock
@@ -42,6 +44,7 @@ from shardbroker.cluster.messages import (
     Who,
 )
 from shardbroker.cluster.outputs import ToNode
+from shardbroker.cluster.plain import from_plain, records_of, to_plain
 from shardbroker.cluster.rendezvous import PARTITIONS
 
 __all__ = ["ALL_PARTITIONS", "ENTRIES_MAX", "STARTING_MS", "Registry", "bitmap", "client_key", "filter_key", "partitions_of"]
@@ -63,6 +66,9 @@ STARTING_MS = 10_000
 the session counts as lost."""
 LOCK_MS = 60_000
 """For DONE; the next claim is then preceded by WHO."""
+IMAGE_ENTRIES_MAX = 200_000
+"""Entries that move to the process that replaces the worker: some 0.4 s at both ends. More are asked for again, while each claim is
+preceded by WHO."""
 FREED_A_TICK = 5_000
 """Entries that are freed in one tick: some 5 ms."""
 BITMAP_BYTES = PARTITIONS // 8
@@ -163,6 +169,13 @@ class _Ask:
     """Number of a REBUILD and first partition of an answer to it to the last part of that answer."""
 
 
+RECORDS = records_of(Key, Held, Claim, _Waiting, _Lock, _Ask)
+"""What an image of the registrar has."""
+_ENTRY = Struct("<QBQQB")
+"""An entry in an image: hash, node, generation, stamp, flags."""
+_IS_CONNECTED, _IS_MOVING = 1, 2
+
+
 def _best(found: dict[int, Held]) -> int:
     """Returns the node whose session stays, or 0."""
     best = 0
@@ -170,6 +183,15 @@ def _best(found: dict[int, Held]) -> int:
         if not best or wins(held, node, found[best], best):
             best = node
     return best
+
+
+def _packed(table: _Table) -> bytes:
+    found = []
+    for number, one in table.entries.items():
+        held = one.held
+        flags = _IS_CONNECTED * held.is_connected | _IS_MOVING * held.is_moving
+        found.append(_ENTRY.pack(number, one.node, held.generation, held.stamp, flags))
+    return b"".join(found)
 
 
 class Registry:
@@ -295,6 +317,43 @@ class Registry:
                 done += self._unlock(lock, now_ms, is_sure=False)
         return done
 
+    # --- the process that replaces this one ------------------------------------------------------------------------------
+
+    def shift(self, paused_ms: int) -> None:
+        """Takes the end of a time in which nothing was received: it does not count as silence of nodes."""
+        for lock in self._locks.values():
+            for one in (*lock.queue, *((lock.current,) if lock.current is not None else ())):
+                one.deadline_ms += paused_ms
+            lock.deadline_ms += paused_ms
+            lock.ask_ms += paused_ms
+            lock.begun_ms += paused_ms
+        for ask in self._asks.values():
+            ask.due_ms += paused_ms
+
+    def image(self) -> dict[str, Any]:
+        """Returns everything as plain values: for the process that replaces the worker, and continues its clock."""
+        is_whole = self._entries <= IMAGE_ENTRIES_MAX
+        return {
+            "digest": self.digest, "members": to_plain(self.members), "number": self._number, "locks": to_plain(self._locks),
+            "asks": to_plain(self._asks if is_whole else {}),
+            "tables": [
+                [partition, to_plain(table.known), to_plain(table.unsure), _packed(table)] if is_whole
+                else [partition, to_plain(set()), to_plain(table.unsure), b""]
+                for partition, table in self._tables.items()
+            ],
+        }  # fmt: skip
+
+    def take_image(self, image: dict[str, Any]) -> None:
+        """Continues where another process was. Raises KeyError, TypeError, ValueError, struct.error."""
+        self.digest, self._number = image["digest"], image["number"]
+        self.members, self._locks, self._asks = (from_plain(image[name], RECORDS) for name in ("members", "locks", "asks"))
+        for partition, known, unsure, entries in image["tables"]:
+            table = self._tables[partition] = _Table({}, from_plain(known, RECORDS), from_plain(unsure, RECORDS))
+            for number, node, generation, stamp, flags in _ENTRY.iter_unpack(entries):
+                is_connected, is_moving = bool(flags & _IS_CONNECTED), bool(flags & _IS_MOVING)
+                table.entries[number] = _Holder(node, Held(Key(partition, number), generation, stamp, is_connected, is_moving))
+            self._entries += len(table.entries)
+
     # --- entries -------------------------------------------------------------------------------------------------------
 
     def entry(self, key: Key) -> tuple[int, Held] | None:
@@ -344,9 +403,15 @@ class Registry:
         losers = [(node, held) for node, held in found.items() if node != best and not held.is_moving]
         return [ToNode(node, Revoke(key, held.generation, best)) for node, held in losers]
 
-    def announce(self, node: int, held: Held) -> list[ToNode]:
+    def announce(self, node: int, held: Held, now_ms: int, clock_ms: int) -> list[ToNode]:
         """Takes a session that a node holds without a grant of this registrar."""
-        return self._reported(node, held)
+        lock = self._locks.get(held.key)
+        if lock is None or lock.current is None or not lock.generation or lock.current.node != node:
+            return self._reported(node, held)
+        # A node with a session has no claim: GRANT or DONE was lost.
+        self.clock.last = max(self.clock.last, held.generation)
+        lock.found[node] = held
+        return self._unlock(lock, now_ms, is_sure=False, clock_ms=clock_ms)
 
     def release(self, node: int, message: Release) -> None:
         """Takes the end of a session."""

@@ -1,4 +1,7 @@
-"""Retained messages on all nodes: changes as they are made, and a comparison of what two linked nodes have.
+"""A table that is on all nodes: changes as they are made, and a comparison of what two linked nodes have.
+
+The tables are the retained messages (stores/replicated.py), and users, rules, bans, accounts and API keys (access/replicated.py,
+access/replicated_accounts.py). A topic is the key of a row in its table; for retained messages it is a topic.
 
     change of this node  -> ROWS -> all peers; ACK opens the window
 
@@ -36,7 +39,7 @@ from shardbroker.cluster.messages import (
     RetainedWant,
 )
 
-__all__ = ["COMPARE_MS", "DIGEST", "ROWS_BYTES", "ROWS_MAX", "SUMMARY_ENTRIES", "SUMS_BYTES", "Replication", "RetainedTable"]
+__all__ = ["COMPARE_MS", "DIGEST", "ROWS_BYTES", "ROWS_MAX", "SUMMARY_ENTRIES", "SUMS_BYTES", "Replication", "Table"]
 
 BUCKETS, SUM, DIGEST, ID = 4096, 8, 16, 16
 SUMS_BYTES = BUCKETS * SUM
@@ -63,11 +66,11 @@ Entry = tuple[bytes, bytes, int]
 """Digest of a topic, id of its newest change, state."""
 
 
-class RetainedTable(Protocol):
-    """The store of this node. A row is the newest change of a topic, as one node sends it to another."""
+class Table(Protocol):
+    """The table of this node. A row is the newest change of a topic, as one node sends it to another."""
 
     def is_ready(self) -> bool:
-        """Returns whether the sums are those of all messages."""
+        """Returns whether the sums are those of all rows."""
 
     def head(self) -> int:
         """Returns the number of the newest change of this node."""
@@ -121,7 +124,7 @@ class _Answered:
 
 @dataclass
 class _Peer:
-    """One connection to a node that takes retained messages."""
+    """One connection to a node that takes the table."""
 
     begins: bool
     position: int
@@ -149,14 +152,14 @@ Sent = tuple[int, RetainedMessages]
 
 
 class Replication:
-    """The retained messages of one node and its peers. A connection is a number that is never used twice."""
+    """The table of one node and its peers. A connection is a number that is never used twice."""
 
-    def __init__(self, table: RetainedTable) -> None:
+    def __init__(self, table: Table) -> None:
         self._table = table
         self._peers: dict[int, _Peer] = {}
 
     def follow(self, connections: Mapping[int, bool], now_ms: int) -> None:
-        """Takes the present connections to nodes that take retained messages, and which of them this node compares regularly."""
+        """Takes the present connections to nodes that take the table, and which of them this node compares regularly."""
         lost = [number for number in self._peers if number not in connections]
         for number in lost:
             del self._peers[number]

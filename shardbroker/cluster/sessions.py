@@ -7,6 +7,7 @@ what is returned, in order. A message to the node itself is of a key of this wor
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from shardbroker.cluster.claims import SESSIONS_HELD, TAIL_MESSAGES, Claims, ClaimSettings, LateQueues
 from shardbroker.cluster.clock import HybridClock
@@ -141,6 +142,27 @@ class NodeSessions:
         self._seen = (0, 0)
         """Run and epoch of the view."""
 
+    def shift(self, paused_ms: int) -> None:
+        """Takes the end of a time in which nothing was received: it does not count as silence of nodes."""
+        self.registry.shift(paused_ms)
+        self.claims.shift(paused_ms)
+
+    def image(self) -> dict[str, Any]:
+        """Returns everything but OWNED sessions of clients as plain values, for the process that replaces the worker."""
+        registry, claims = self.registry.image(), self.claims.image()
+        return {"clock": self.clock.last, "view": list(self._seen), "registry": registry, "claims": claims}
+
+    def take_image(self, image: dict[str, Any]) -> None:
+        """Continues where another process of the worker was, behind `claims.restore` for each OWNED session of a client.
+
+        The clock of the driver has to be the one of that process. Raises KeyError, TypeError, ValueError, struct.error.
+        """
+        self.clock.last = max(self.clock.last, image["clock"])
+        run, epoch = image["view"]
+        self._seen = run, epoch
+        self.registry.take_image(image["registry"])
+        self.claims.take_image(image["claims"])
+
     def follow(self, view: SessionView, now_ms: int, clock_ms: int) -> list[SessionOutput]:
         """Takes a view; to be called for each one, in order with the messages."""
         self.claims.set_links({*view.linked}, view.all_up, view.isolated)
@@ -164,7 +186,7 @@ class NodeSessions:
             case Done():
                 return registry.done(node, message, now_ms, clock_ms)
             case Announce(held):
-                return registry.announce(node, held)
+                return registry.announce(node, held, now_ms, clock_ms)
             case Release():
                 registry.release(node, message)
                 return []

@@ -14,7 +14,6 @@ from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.handshake import (
     AUTH_TIMEOUT_MS,
     FEATURE_LOAD,
-    FEATURE_RETAINED,
     FEATURE_SESSIONS,
     FEATURES,
     Handshake,
@@ -26,6 +25,7 @@ from shardbroker.cluster.messages import (
     Leaving,
     Load,
     Message,
+    OfTable,
     Ping,
     Pong,
     RetainedMessages,
@@ -178,6 +178,8 @@ class Signals:
                 return [Arrived(node.node_id, checked(message))]
             case _ if isinstance(message, RetainedMessages):
                 return [RetainedArrived(connection.number, message)]
+            case OfTable(table, of_table):
+                return [RetainedArrived(connection.number, of_table, table)]
             case _:
                 raise PeerFault(ByeReason.PROTOCOL_ERROR, f"{type(message).__name__}: not allowed on the signal channel")
         self._synced(link, sender, receiver, now_ms)
@@ -302,10 +304,10 @@ class Signals:
         peers = [connection.handshake.peer for connection in self._connections.values() if connection.sender is not None]
         return sorted({peer.name for peer in peers if peer is not None and (peer.features ^ self.features) & FEATURE_SESSIONS})
 
-    def retained_peers(self) -> dict[int, int]:
-        """Returns the nodes that take retained messages, by their connections."""
+    def peers_with(self, feature: int) -> dict[int, int]:
+        """Returns the nodes that have a feature as this one has, by their connections."""
         found = ((number, one.handshake.peer) for number, one in self._connections.items() if one.sender is not None)
-        return {number: peer.node_id for number, peer in found if peer is not None and peer.features & FEATURE_RETAINED}
+        return {number: peer.node_id for number, peer in found if peer is not None and peer.features & self.features & feature}
 
     def set_seeds(self, seeds: Iterable[str], now_ms: int) -> list[Output]:
         """Makes these addresses the members."""

@@ -8,8 +8,8 @@ memory than its bytes, whatever a peer sends.
     PART, LOG numbers u64, then routes: count u32 | flags u8... | members u32... | sizes of filters u16... |
               sizes of groups u16... | filters and groups one after the other
 
-Those of sessions are in session_codec.py, those of retained messages in retained_codec.py. Ranges of values are checked by the core
-that receives a message.
+Those of sessions are in session_codec.py, those of tables that are on all nodes, such as retained messages, in retained_codec.py;
+the lane of their frames is the number of the table. Ranges of values are checked by the core that receives a message.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ from shardbroker.cluster.messages import (
     Leaving,
     Load,
     Message,
+    OfTable,
     Ping,
     Pong,
     RetainedMessages,
@@ -37,6 +38,7 @@ from shardbroker.cluster.messages import (
     RoutesPart,
     RoutesResume,
     SessionMessage,
+    TableNumber,
     Welcome,
 )
 from shardbroker.cluster.rlog import BATCH_ROUTES
@@ -72,6 +74,7 @@ BATCHES: dict[FrameType, tuple[type[Any], Struct]] = {
     FrameType.ROUTE_LOG: (RouteEntries, Struct("<QQ")),
 }
 """Messages with routes behind their numbers."""
+TABLES = frozenset(TableNumber)
 _TYPE_OF = {kind: number for table in (NUMBERS, BATCHES) for number, (kind, _) in table.items()}
 
 
@@ -97,6 +100,8 @@ def encode(message: Message) -> bytes:
         return pack_frame(*encode_session(message))
     if isinstance(message, RetainedMessages):
         return pack_frame(*encode_retained(message))
+    if isinstance(message, OfTable):
+        return pack_frame(*encode_retained(message.message), lane=message.table)
     kind = _TYPE_OF[type(message)]
     if kind in NUMBERS:
         return pack_frame(kind, NUMBERS[kind][1].pack(*message))
@@ -106,14 +111,16 @@ def encode(message: Message) -> bytes:
 
 def decode(frame: Frame) -> Message:
     """Returns the message of a frame of the signal channel. Raises PeerFault."""
-    if frame.flags or frame.lane or frame.position or frame.ack:
+    is_of_table = frame.lane in TABLES and frame.type in RETAINED_FRAMES
+    if frame.flags or (frame.lane and not is_of_table) or frame.position or frame.ack:
         raise _malformed(frame, "flags, lane, position and ack must be 0")
     if frame.type in SESSION_FRAMES:
         return decode_session(frame.type, frame.body)
     if frame.stamp:
         raise _malformed(frame, "hlc must be 0")
     if frame.type in RETAINED_FRAMES:
-        return decode_retained(frame.type, frame.body)
+        found = decode_retained(frame.type, frame.body)
+        return OfTable(TableNumber(frame.lane), found) if frame.lane else found
     decoder = _DECODERS.get(frame.type)
     if decoder is None:
         raise _malformed(frame, "not allowed on the signal channel")

@@ -108,6 +108,8 @@ class Setup:
     connect_timeout_ms: int = 5_000
     refuses_data: Callable[[], bool] = lambda: False
     """Whether workers are ending: what arrives stays with its sender."""
+    lags: Callable[[int], None] = lambda nodes: None
+    """Called when it changes of how many nodes with a signal link messages may be missing here."""
     ticked: Callable[[int], None] = lambda now_ms: None
     """Called every 50 ms or so."""
     report: Callable[[dict[int, dict[str, Any]], dict[str, str]], None] = lambda links, errors: None
@@ -162,6 +164,8 @@ class DataProcess:
         self._report_ms = 0
         self._next_tick_ms = 0
         self._is_idle = False
+        self._lagging = -1
+        """What `Setup.lags` was called with last."""
         self._more = False
         """A ring may have more than the last pass has sent."""
         self._epoll = select.epoll()
@@ -173,7 +177,9 @@ class DataProcess:
         )  # fmt: skip
         for node in sorted({*spooled_nodes(setup.spool_dir, setup.channel), *(node for node, _, _ in setup.left_over)}):
             self.core.add_peer(node, "")
-        self._take_view(_now_ms())
+        now_ms = _now_ms()
+        self._take_view(now_ms)
+        self._note_lag(now_ms)
 
     # --- peers ---------------------------------------------------------------------------------------------------------
 
@@ -340,7 +346,17 @@ class DataProcess:
                 self._failing ^= {node}
                 if peer.outbound.spool_failing:
                     self.setup.log("error", log_line("spool full", node_id=node))
-        return self.core.tick(now_ms, self._writable)
+        outputs = self.core.tick(now_ms, self._writable)
+        self._note_lag(now_ms)
+        return outputs
+
+    def _note_lag(self, now_ms: int) -> None:
+        """Says of how many nodes messages may be missing; at each tick, and when a connection has ended."""
+        linked = [node for node, row in self._rows.items() if row.is_member and row.link >= LinkState.SYNCING]
+        lagging = sum(self.core.peers[node].is_lagging(now_ms) for node in linked)
+        if lagging != self._lagging:
+            self._lagging = lagging
+            self.setup.lags(lagging)
 
     def _note_error(self, address: str, text: str) -> None:
         if any(peer.address == address for peer in self.core.peers.values()):
@@ -394,6 +410,7 @@ class DataProcess:
                             link.wire.send(encode_message(Bye(reason, text)))
                             link.wire.flush()
                         self._remove(link)
+                        self._note_lag(now_ms)
                         touched.pop(number, None)
                 case Dial(address, _):
                     self._dial(address, now_ms)
@@ -544,6 +561,7 @@ class DataProcess:
             self.core.failed(link.address, now_ms)
         else:
             self.core.closed(link.number, now_ms)
+            self._note_lag(now_ms)
 
     # --- frames --------------------------------------------------------------------------------------------------------
 
@@ -741,6 +759,7 @@ def _setup(topology: Topology, number: int, place: Place, counters: Counters, lo
         server_tls,
         int(cluster.link.connect_timeout * 1000),
         lambda: any(counters.state(worker) == ProcessState.DRAINED for worker in workers),
+        partial(counters.set_lagging, place.slot),
         ticked,
         lambda links, errors: write_report(topology.link_report(number), links=links, errors=errors),
     )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from shardbroker.cluster.faults import ByeReason, PeerFault
+from shardbroker.cluster.handshake import PREFACE_CHANNEL_MAX
 from shardbroker.cluster.messages import FRAME_BYTES_MAX
 
 __all__ = ["HEADER", "HELLO_BYTES_MAX", "PREFACE_BYTES", "Frame", "FrameReader", "FrameType", "channel_of", "pack_frame", "preface"]
@@ -26,7 +27,6 @@ HELLO_BYTES_MAX = 4_096
 PREFACE = Struct("<4sBB2s")
 PREFACE_MAGIC, PREFACE_VERSION = b"SBLK", 1
 PREFACE_BYTES = PREFACE.size
-CHANNEL_MAX = 8
 
 
 class FrameType(IntEnum):
@@ -39,6 +39,7 @@ class FrameType(IntEnum):
     PONG = 5
     LEAVING = 6
     LOAD = 7
+    CHALLENGE = 8
     ROUTES_FROM = 10
     ROUTES_RESUME = 11
     ROUTES_BEGIN = 12
@@ -47,6 +48,8 @@ class FrameType(IntEnum):
     ROUTE_LOG = 15
     ROUTE_PART_ACK = 16
     ROUTE_ACK = 17
+    JOIN = 20
+    ADMIT = 21
     STREAMS = 30
     RESUME = 31
     DATA = 32
@@ -163,7 +166,8 @@ def preface(channel: int) -> bytes:
 def channel_of(data: bytes) -> int:
     """Returns the channel of a preface. Raises PeerFault."""
     magic, version, channel, zero = PREFACE.unpack(data)
-    if (magic, version, zero) != (PREFACE_MAGIC, PREFACE_VERSION, b"\0\0") or channel > CHANNEL_MAX:
-        text = f"preface: must be {PREFACE_MAGIC!r}, version {PREFACE_VERSION} and a channel from 0 to {CHANNEL_MAX}, got {data!r}"
+    if (magic, version, zero) != (PREFACE_MAGIC, PREFACE_VERSION, b"\0\0") or channel > PREFACE_CHANNEL_MAX:
+        most = PREFACE_CHANNEL_MAX
+        text = f"preface: must be {PREFACE_MAGIC!r}, version {PREFACE_VERSION} and a channel from 0 to {most}, got {data!r}"
         raise PeerFault(ByeReason.PROTOCOL_ERROR, text)
     return int(channel)

@@ -1,52 +1,35 @@
-"""Retained messages in link-0: drives `shardbroker.cluster.retained` with the store, in a thread of its own.
+"""Retained messages in link-0: their store, as the driver of a table sees it."""
 
-    connection -> arrived() -> queue -> thread: core and store -> loop: frames to connections
-
-The store is LMDB: a write waits for those of workers, at level `machine` also for the disk, and a comparison of a million topics
-takes some seconds of CPU. In the loop, pings would wait. The thread does one message, or one step of the core, at a time.
-"""
-
-import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 
 import lmdb
 
-from shardbroker.cluster.faults import ByeReason, PeerFault
+from shardbroker.cluster.faults import PeerFault
 from shardbroker.cluster.messages import RetainedMessages
-from shardbroker.cluster.retained import Replication
+from shardbroker.link.tables import TableLink
 from shardbroker.logs.phrases import Line, log_line
 from shardbroker.stores.files import Stamp, stamp_of
 from shardbroker.stores.replicated import ReplicatedStore, retained_store
 from shardbroker.stores.retained import RetainedStoreFull, RetainedStoreRefused
+from shardbroker.stores.retained_stamps import StampedTable
 from shm.in_force import read_in_force, settings_file
 from shm.topology import Topology
 
 __all__ = ["RetainedLink"]
 
-INPUT_MAX = 8 << 20
-"""Bytes of a peer that wait for the thread: its window is 3 MB, so one above it does not keep to the protocol."""
-INPUTS_A_TURN = 8
-"""Messages of peers taken before changes of this node are sent."""
-WORK_MS = 1_000
-"""Interval of looks at what is due by the clock, and at the limits."""
-SWEEP_MS = 10_000
-"""Interval of looks for old deletions."""
-RETRY_S = 1.0
-"""Between two tries while the disk refuses."""
-REPEAT_MS = 60_000
-"""Interval between two log lines of the same kind."""
 
+class _Table(StampedTable):
+    """The store as the core sees it. dropped: counts messages that limits refused."""
 
-class _Table:
-    """The store as the core sees it."""
+    name = "retained messages"
+    errors = (RetainedStoreRefused, RetainedStoreFull, lmdb.Error, OSError)
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, dropped: Callable[[int], None]) -> None:
         store = retained_store(topology, bell=False)
         assert isinstance(store, ReplicatedStore)
-        self.store = store
+        super().__init__(store)
+        self.store, self._dropped = store, dropped
         self._topology = topology
         self._stamp: Stamp | None = None
         self._max_payload = 0
@@ -71,18 +54,6 @@ class _Table:
         self._is_built = self._is_built or self.store.is_built
         return self._is_built
 
-    def head(self) -> int:
-        return self.store.stamps.head()
-
-    def changes_behind(self, number: int, most: int) -> tuple[int, list[bytes]] | None:
-        return self.store.stamps.changes_behind(number, most)
-
-    def sums(self) -> bytes:
-        return self.store.stamps.sums()
-
-    def entries(self, first: bytes, last: bytes, most: int) -> list[tuple[bytes, bytes, int]]:
-        return self.store.stamps.entries(first, last, most)
-
     def rows(self, digests: Sequence[bytes], byte_limit: int) -> tuple[list[bytes], int]:
         return self.store.rows(digests, byte_limit)
 
@@ -94,9 +65,29 @@ class _Table:
             _, refused = self.store.merge_each(rows, now_ms, self._max_payload)
         self.refused += refused
 
+    def build(self) -> bool:
+        return self.store.build()
 
-class RetainedLink:
-    """send: a message to a connection. fail: ends a connection. dropped: counts messages that limits refused."""
+    def sweep(self, now_ms: int) -> int:
+        return self.store.sweep(now_ms)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def notes(self) -> Iterator[tuple[str, Line]]:
+        if self.refused:
+            self._dropped(self.refused)
+            self.refused = 0
+        if self.store.too_large:
+            yield "warning", log_line("retained messages too large for other nodes", messages=self.store.too_large)
+            self.store.too_large = 0
+
+    def failed(self, reason: str, retry_s: float) -> Line:
+        return log_line("retained messages not replicated", reason=reason, retry_in=f"{retry_s:g}s")
+
+
+class RetainedLink(TableLink):
+    """The driver of retained messages. dropped: counts messages that limits refused."""
 
     def __init__(
         self,
@@ -107,138 +98,4 @@ class RetainedLink:
         log: Callable[[str, Line], None],
     ) -> None:
         """Raises RetainedStoreRefused."""
-        self._table = _Table(topology)
-        self._core = Replication(self._table)
-        self._node_id = topology.node_id
-        self._send, self._fail, self._dropped, self._log = send, fail, dropped, log
-        self._pool = ThreadPoolExecutor(1, "retained")
-        self._due = asyncio.Event()
-        self._connections: dict[int, int] = {}
-        self._inputs: deque[tuple[int, int, RetainedMessages]] = deque()
-        """Connection, size and message; the thread takes them from the front."""
-        self._waiting: dict[int, int] = {}
-        """Bytes of each connection among them."""
-        self._states: dict[int, str] = {}
-        self._work_ms = self._sweep_ms = 0
-        self._logged: dict[str, int] = {}
-
-    # --- called in the loop ----------------------------------------------------------------------------------------------
-
-    def follow(self, connections: Mapping[int, int]) -> None:
-        """Takes the present connections to nodes that take retained messages, with the ids of these."""
-        if connections != self._connections:
-            self._connections = dict(connections)
-            self._due.set()
-
-    def arrived(self, number: int, message: RetainedMessages, size: int) -> None:
-        """Takes a message of a connection."""
-        if number not in self._connections:
-            return
-        waiting = self._waiting[number] = self._waiting.get(number, 0) + size
-        if waiting > INPUT_MAX:
-            self._fail(number, PeerFault(ByeReason.LIMIT, f"retained messages: at most {INPUT_MAX} bytes may be on the way"))
-            return
-        self._inputs.append((number, size, message))
-        self._due.set()
-
-    def wake(self) -> None:
-        """Has changes of this node sent."""
-        if self._connections:
-            self._due.set()
-
-    def tick(self, now_ms: int) -> None:
-        if now_ms - self._work_ms >= WORK_MS:
-            self._work_ms = now_ms
-            self._due.set()
-
-    def states(self) -> dict[int, str]:
-        """Returns for each linked node that takes retained messages whether it has what this node has: synced or syncing."""
-        return self._states
-
-    async def run(self) -> None:
-        """Serves until it is cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._due.wait()
-            self._due.clear()
-            turn = _Turn(dict(self._connections))
-            await loop.run_in_executor(self._pool, self._take_turn, turn)
-            self._finish(turn)
-            if turn.error is not None:
-                self._repeated("error", log_line("retained messages not replicated", reason=turn.error, retry_in=f"{RETRY_S:g}s"))
-                await asyncio.sleep(RETRY_S)
-            if turn.has_more or turn.error is not None or self._inputs:
-                self._due.set()
-
-    def close(self) -> None:
-        """Ends the thread, and closes the store."""
-        self._pool.shutdown(cancel_futures=True)
-        self._table.store.close()
-
-    def _finish(self, turn: "_Turn") -> None:
-        for number, size in turn.taken:
-            self._waiting[number] = self._waiting.get(number, 0) - size
-        self._waiting = {number: size for number, size in self._waiting.items() if size > 0}
-        for number, message in turn.sent:
-            self._send(number, message)
-        for number, fault in turn.faults:
-            self._fail(number, fault)
-        self._states = turn.states
-        if self._table.refused:
-            self._dropped(self._table.refused)
-            self._table.refused = 0
-        if self._table.store.too_large:
-            self._repeated("warning", log_line("retained messages too large for other nodes", messages=self._table.store.too_large))
-            self._table.store.too_large = 0
-
-    def _repeated(self, level: str, line: Line) -> None:
-        now_ms, phrase = time.monotonic_ns() // 1_000_000, str(line).partition("=")[0]
-        if now_ms - self._logged.get(phrase, -REPEAT_MS) >= REPEAT_MS:
-            self._logged[phrase] = now_ms
-            self._log(level, line)
-
-    # --- called in the thread --------------------------------------------------------------------------------------------
-
-    def _take_turn(self, turn: "_Turn") -> None:
-        now_ms = time.monotonic_ns() // 1_000_000
-        try:
-            self._table.follow_settings()
-            self._core.follow({number: self._node_id < node for number, node in turn.connections.items()}, now_ms)
-            self._take_inputs(turn, now_ms)
-            sent, turn.has_more = self._core.work(now_ms)
-            turn.sent += sent
-            if not self._table.is_ready():
-                turn.has_more = not self._table.store.build() or turn.has_more
-            if now_ms - self._sweep_ms >= SWEEP_MS and not self._table.store.sweep(time.time_ns() // 1_000_000):
-                self._sweep_ms = now_ms
-        except (RetainedStoreRefused, RetainedStoreFull, lmdb.Error, OSError) as error:
-            turn.error = str(error)
-        states = {node: self._core.is_synced(number) for number, node in turn.connections.items()}
-        turn.states = {node: "synced" if is_synced else "syncing" for node, is_synced in states.items()}
-
-    def _take_inputs(self, turn: "_Turn", now_ms: int) -> None:
-        for _ in range(INPUTS_A_TURN):
-            if not self._inputs:
-                return
-            number, size, message = self._inputs[0]
-            try:
-                turn.sent += self._core.received(number, message, now_ms)
-            except PeerFault as fault:
-                turn.faults.append((number, fault))
-                self._core.drop(number)
-            # Behind it: a message that the disk refuses is taken again.
-            self._inputs.popleft()
-            turn.taken.append((number, size))
-
-
-class _Turn:
-    """What the thread is given, and what it has done."""
-
-    def __init__(self, connections: dict[int, int]) -> None:
-        self.connections = connections
-        self.taken: list[tuple[int, int]] = []
-        self.sent: list[tuple[int, RetainedMessages]] = []
-        self.faults: list[tuple[int, PeerFault]] = []
-        self.states: dict[int, str] = {}
-        self.has_more = False
-        self.error: str | None = None
+        super().__init__(_Table(topology, dropped), topology.node_id, send, fail, log)

@@ -7,6 +7,8 @@
     VIEW     link-0 -> worker     number `view` of the run, CBOR: SessionView without its run
     MESSAGE  both                 part `part` (bit 31: the last one) of a message with a node: `type` and body are those of its
                                   frame, `stamp` is of the hybrid clock of its sender; to link-0 with the newest view of the worker
+    PAUSE    worker -> link-0     it takes nothing for a while, since another process is about to replace it: `link/sessions.py`
+    RESUME   worker -> link-0     it does again, in the same run: the worker itself, or the process that has replaced it
     WORKER   both                 the same of a message with another worker of this node, whose number is in place of `node`; only
                                   workers know what is in it
 
@@ -25,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cbor2
 
@@ -60,7 +62,7 @@ PART_BYTES = 64 << 10
 """Bytes of a packet's body: three fit into the socket, and no copy of a large message is needed."""
 PACKETS_A_TURN = 64
 """Packets taken or sent in a row, 4 MB, before others get their turn."""
-LOST, HELLO, VIEW, MESSAGE, WORKER = 1, 2, 3, 4, 5
+LOST, HELLO, VIEW, MESSAGE, WORKER, PAUSE, RESUME = 1, 2, 3, 4, 5, 6, 7
 _HEAD = Struct("<BBHIQQQ")
 _LAST_PART = 1 << 31
 
@@ -251,15 +253,21 @@ class _End:
 
 
 class SessionChannel(_End):
-    """The end of a worker. `descriptor` is duplicated; `clock` is that of the worker's NodeSessions."""
+    """The end of a worker. `descriptor` is duplicated; `clock` is that of the worker's NodeSessions.
 
-    def __init__(self, descriptor: int, clock: HybridClock, clock_ms: Callable[[], int] = _clock_ms) -> None:
+    Without `begins` nothing is sent before `take_image`: the run is that of the process that this one replaces.
+    """
+
+    def __init__(
+        self, descriptor: int, clock: HybridClock, clock_ms: Callable[[], int] = _clock_ms, begins: bool = True
+    ) -> None:
         super().__init__(descriptor, Budget())
         self._clock, self._clock_ms = clock, clock_ms
         self._run = 0
         self._view = 0
         """Number of the newest view of the run; 0: none has arrived."""
-        self._begin()
+        if begins:
+            self._begin()
 
     @property
     def is_ready(self) -> bool:
@@ -272,6 +280,27 @@ class SessionChannel(_End):
         self._run = max(self._run + 1, time.monotonic_ns())
         self._view = 0
         self._put(_Outgoing(HELLO, run=self._run))
+
+    def pause(self) -> None:
+        """Has link-0 answer for this worker until `resume`."""
+        self._put(_Outgoing(PAUSE, run=self._run))
+
+    def resume(self) -> None:
+        """Takes messages again."""
+        self._put(_Outgoing(RESUME, run=self._run))
+
+    def image(self) -> list[Any]:
+        """Returns everything that is not in the socket as plain values: for the process that replaces the worker."""
+        return [self._run, self._view, self._part, [list(one) for one in self._queue], [list(one) for one in self._arriving]]
+
+    def take_image(self, image: list[Any]) -> None:
+        """Continues the run of another process, which does not use the socket any more. Raises TypeError, ValueError."""
+        self._run, self._view, self._part, queue, arriving = image
+        for values in queue:
+            one = _Outgoing(*values)
+            self._queue.append(one)
+            self._room.take(len(one.body))
+        self._arriving = [_Packet(*values) for values in arriving]
 
     def send(self, node_id: int, message: SessionMessage) -> bool:
         """Sends a message to another node, or queues it. Returns False if it was dropped."""
@@ -325,11 +354,13 @@ class WorkerEnd(_End):
         """0: the worker has not begun a run."""
         self._view = 0, b""
         """Number of the newest view, and its encoding."""
+        self.is_paused = False
+        """Whether another process is about to replace the worker. What is sent to it waits, and so does each node that asks it."""
 
     def lost(self) -> None:
         """Ends the run: the worker begins another one, unless it has no sessions that move."""
         self._clear()
-        self._run = 0
+        self._run, self.is_paused = 0, False
         self._put(_Outgoing(LOST))
 
     def set_view(self, number: int, encoded: bytes) -> None:
@@ -366,8 +397,10 @@ class WorkerEnd(_End):
         for packet in self._packets():
             if packet.kind == HELLO:
                 self._clear()
-                self._run = packet.run
+                self._run, self.is_paused = packet.run, False
                 self._send_view()
+            elif packet.kind in (PAUSE, RESUME) and packet.run == self._run:
+                self.is_paused = packet.kind == PAUSE
             elif packet.kind not in (MESSAGE, WORKER) or not self._run or packet.run != self._run:
                 continue
             elif (one := self._assembled(packet)) is not None:

@@ -167,7 +167,7 @@ class SessionDispatcher:
     def arrived(self, node_id: int, message: SessionMessage, frame: Frame) -> None:
         """Takes a message of a node, and the frame with it."""
         for worker, part in self._split.parts(message):
-            if isinstance(part, Who | Take) and self._is_starting(worker):
+            if isinstance(part, Who | Take) and (self._is_starting(worker) or self._ends[worker].is_paused):
                 self._answer(node_id, Starting(part.number if isinstance(part, Who) else part.generation, part.key), frame.stamp)
                 continue
             kind, body = (frame.type, frame.body) if part is message else encode_session(part)

@@ -25,14 +25,26 @@ from typing import Any
 import uvloop
 
 from shardbroker import __version__
+from shardbroker.access.stores import StoreError
 from shardbroker.cluster.core import CoreView, decode_view
 from shardbroker.cluster.faults import ByeReason, PeerFault
-from shardbroker.cluster.handshake import FEATURE_SESSIONS, FEATURES
-from shardbroker.cluster.messages import FRAME_BYTES_MAX, Bye, Hello, Load, RetainedMessages, RouteAck, RoutesFrom
+from shardbroker.cluster.handshake import CALLS, FEATURE_ACCESS, FEATURE_RETAINED, FEATURE_SESSIONS, FEATURES, JOIN
+from shardbroker.cluster.messages import (
+    FRAME_BYTES_MAX,
+    Bye,
+    Hello,
+    Load,
+    OfTable,
+    RetainedMessages,
+    RouteAck,
+    RoutesFrom,
+    TableNumber,
+)
 from shardbroker.cluster.outputs import Arrived, Close, Dial, Established, Gone, Output, Refused, RetainedArrived, Send, SubackDue
 from shardbroker.cluster.rlog import SubackWait
 from shardbroker.cluster.signals import UNPROVED_MAX, Signals
 from shardbroker.cluster.view import SIGNALS, LinkState, ViewSettings
+from shardbroker.link.access import AccessLink
 from shardbroker.link.codec import decode, encode
 from shardbroker.link.frames import PREFACE_BYTES, Frame, FrameReader, channel_of
 from shardbroker.link.identity import CookieError, own_identity, read_cookie
@@ -40,7 +52,7 @@ from shardbroker.link.retained import RetainedLink
 from shardbroker.link.routes import open_peer_routes, open_routes
 from shardbroker.link.session_channel import Budget, Packed
 from shardbroker.link.sessions import PeerQueue, SessionDispatcher
-from shardbroker.link.sockets import check_certificate, dial, give_socket, prepare, tls_contexts
+from shardbroker.link.sockets import JOINS, MARK, check_certificate, dial, give_socket, prepare, tls_contexts
 from shardbroker.link.stored_routes import StoredRoutes
 from shardbroker.link.subacks import MESSAGE_BYTES, decode_request, encode_answer
 from shardbroker.logs.log import Log
@@ -97,7 +109,7 @@ def run(topology: Topology) -> None:
         if not _await_routes(topology):
             return
         process = _SignalProcess(topology, log, store)
-    except (CookieError, OSError, RetainedStoreRefused) as error:
+    except (CookieError, OSError, RetainedStoreRefused, StoreError) as error:
         sys.exit(f"link-0: {error}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(process.serve())
@@ -212,7 +224,9 @@ class _Connection(asyncio.Protocol):
     def write(self, frame: bytes) -> None:
         if not self.transport.is_closing():
             self._written += len(frame)
-            self.transport.write(frame)
+            # uvloop raises for a transport that it has closed and that is not closing (uvloop#506): connection_lost() follows.
+            with suppress(RuntimeError):
+                self.transport.write(frame)
 
     def write_session(self, message: Packed) -> bool:
         """Sends a message of sessions, in order with the others of them. Returns False if there is no room for it."""
@@ -308,6 +322,7 @@ class _SignalProcess:
         self._retained = RetainedLink(
             topology, self._send_retained, self._fail_retained, partial(self._slot.add, Counter.RETAINED_DROPPED), self._add
         )
+        self._access = AccessLink(topology, self._counters, self._send_retained, self._fail_retained, self._add)
         self._errors: dict[str, str] = {}
         """Address of a peer that is not linked to the last error."""
         self._report_ms = now_ms
@@ -324,6 +339,8 @@ class _SignalProcess:
         self._listener = socket.socket(fileno=os.dup(self._topology.link_socket))
         self._listener.setblocking(False)
         self._handoffs = [socket.socket(fileno=os.dup(end)) for end in self._topology.sending_ends("sockets", 0)]
+        (calls,) = self._topology.sending_ends("calls", 0)
+        self._calls = socket.socket(fileno=os.dup(calls))
         self._workers = [_Worker(end, worker, self) for worker, end in enumerate(self._topology.receiving_ends("subacks", 0))]
         self._sessions.start(loop)
         self._look_at_core(_now_ms())
@@ -335,7 +352,8 @@ class _SignalProcess:
         loop.add_reader(self._listener, self._accept)
         self._failed: asyncio.Future[None] = loop.create_future()
         loop.set_exception_handler(self._on_error)
-        self._start(self._retained.run())
+        for serving in (self._retained.run(), *self._access.runs()):
+            self._start(serving)
         ticking = asyncio.create_task(self._tick())
         stopping = asyncio.create_task(stop.wait())
         waiting: list[asyncio.Future[Any]] = [ticking, stopping, self._failed]
@@ -349,6 +367,7 @@ class _SignalProcess:
             connection.transport.close()
         await asyncio.sleep(0)
         self._retained.close()
+        self._access.close()
         self._store.close()
         self._log.close()
         self._counters.set_state(self._place.slot, ProcessState.DOWN)
@@ -376,6 +395,7 @@ class _SignalProcess:
             self._store.work(now_ms)
             self._release_acks()
             self._retained.tick(now_ms)
+            self._access.tick(now_ms)
             if not self._serves:
                 self._join(now_ms)
             self._publish()
@@ -465,11 +485,16 @@ class _SignalProcess:
         sock.close()
 
     def _hand_over(self, sock: socket.socket, channel: int) -> None:
-        if channel >= len(self._handoffs):
+        mark = JOINS if channel == JOIN else MARK
+        if channel in (CALLS, JOIN):
+            end, name = self._calls, "manager"
+        elif channel < len(self._handoffs):
+            end, name = self._handoffs[channel], f"link-{channel}"
+        else:
             text = f"data channel: must be 1 to {len(self._handoffs) - 1}, got {channel}: compare cluster.links"
             raise PeerFault(ByeReason.PROTOCOL_ERROR, text)
-        if not give_socket(self._handoffs[channel], sock):
-            raise PeerFault(ByeReason.LIMIT, f"link-{channel} takes no connections")
+        if not give_socket(end, sock, mark):
+            raise PeerFault(ByeReason.LIMIT, f"{name} takes no connections")
         sock.close()
 
     async def _dial(self, address: str) -> None:
@@ -560,9 +585,12 @@ class _SignalProcess:
                     self._on_suback_due(ticket, is_late)
                 case Arrived(node_id, message) if frame is not None:
                     self._sessions.arrived(node_id, message, frame)
-                case RetainedArrived(number, message) if frame is not None:
+                case RetainedArrived(number, message, TableNumber.RETAINED) if frame is not None:
                     self._retained.arrived(number, message, len(frame.body))
-        self._retained.follow(self._signals.retained_peers())
+                case RetainedArrived(number, message, table) if frame is not None:
+                    self._access.arrived(number, table, message, len(frame.body))
+        self._retained.follow(self._signals.peers_with(FEATURE_RETAINED))
+        self._access.follow(self._signals.peers_with(FEATURE_ACCESS))
         self._publish_soon()
 
     def _release_acks(self) -> None:
@@ -672,9 +700,9 @@ class _SignalProcess:
             self._add("warning", log_line("session messages dropped", messages=dropped - self._dropped))
             self._dropped, self._dropped_ms = dropped, now_ms
 
-    # --- retained messages --------------------------------------------------------------------------------------------------
+    # --- tables that are on all nodes ---------------------------------------------------------------------------------------
 
-    def _send_retained(self, number: int, message: RetainedMessages) -> None:
+    def _send_retained(self, number: int, message: RetainedMessages | OfTable) -> None:
         if (connection := self._connections.get(number)) is not None:
             connection.write(encode(message))
 
@@ -743,7 +771,7 @@ class _SignalProcess:
         loads[topology.node_id] = self._signals.load._asdict()
         write_report(
             topology.link_report(0), loads=loads, errors=self._errors, differing=self._signals.differing,
-            retained=self._retained.states(),
+            retained=self._retained.states(), access=self._access.states(),
         )  # fmt: skip
 
     def _note_error(self, address: str, text: str) -> None:

@@ -1,7 +1,7 @@
 """Sockets between nodes: options, dialling, TLS, and the way of an accepted socket from link-0 to another link process.
 
 Message of the channel `sockets`, from link-0 to link-<n>: the byte `S` with the socket of a connection for that process. Nothing
-but the preface has been read from it.
+but the preface has been read from it. The manager also gets `J`, with that of a broker that is no node yet.
 """
 
 import asyncio
@@ -15,9 +15,12 @@ from shardbroker.config.cluster import Cluster, ClusterTls, Links
 from shardbroker.config.listeners import parse_address
 from shardbroker.link.frames import preface
 
-__all__ = ["check_certificate", "dial", "give_socket", "prepare", "take_sockets", "tls_contexts"]
+__all__ = [
+    "JOINS", "MARK", "check_certificate", "check_listening", "dial", "give_socket", "prepare", "take_marked", "take_sockets",
+    "tls_contexts", "tls_problem",
+]  # fmt: skip
 
-MARK = b"S"
+MARK, JOINS = b"S", b"J"
 ATTEMPT_S = 1.0
 """Time after which a further attempt to connect begins beside those that are under way."""
 
@@ -34,6 +37,20 @@ def tls_contexts(tls: ClusterTls) -> tuple[ssl.SSLContext | None, ssl.SSLContext
         context.load_verify_locations(tls.cacertfile)
         context.load_cert_chain(tls.certfile, tls.keyfile or None, "")
     return client, server
+
+
+def tls_problem(tls: ClusterTls) -> str:
+    """Returns what is wrong with the files of TLS between nodes; empty if they can be used."""
+    try:
+        tls_contexts(tls)
+    except ssl.SSLError as error:
+        cause = str(error.reason or error).replace("_", " ").lower()
+    except OSError as error:
+        cause = error.strerror or str(error)
+    else:
+        return ""
+    text = "cluster.tls.certfile: must be a certificate with its key, and cluster.tls.cacertfile one of its issuers"
+    return f"{text}, got {tls.certfile!r} and {tls.cacertfile!r}: {cause}"
 
 
 def check_certificate(certificate: Mapping[str, Any] | None, name: str) -> None:
@@ -112,10 +129,20 @@ async def _connect(address: str, cluster: Cluster) -> socket.socket:
     raise problem
 
 
-def give_socket(channel: socket.socket, sock: socket.socket) -> bool:
-    """Sends a socket to another link process; False if its channel is full."""
+def check_listening(address: str) -> None:
+    """Raises OSError unless this process could listen at an address."""
+    host, port = parse_address(address)
+    family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    with socket.socket(family, kind, protocol) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(target)
+        sock.listen(1)
+
+
+def give_socket(channel: socket.socket, sock: socket.socket, mark: bytes = MARK) -> bool:
+    """Sends a socket to another process; False if its channel is full."""
     try:
-        socket.send_fds(channel, [MARK], [sock.fileno()])
+        socket.send_fds(channel, [mark], [sock.fileno()])
     except (BlockingIOError, InterruptedError):
         return False
     return True
@@ -123,12 +150,17 @@ def give_socket(channel: socket.socket, sock: socket.socket) -> bool:
 
 def take_sockets(channel: socket.socket) -> list[socket.socket]:
     """Returns the sockets that have arrived."""
-    taken: list[socket.socket] = []
+    return [sock for _, sock in take_marked(channel)]
+
+
+def take_marked(channel: socket.socket) -> list[tuple[bytes, socket.socket]]:
+    """Returns the sockets that have arrived, each with its mark."""
+    taken: list[tuple[bytes, socket.socket]] = []
     while True:
         try:
-            _, descriptors, _, _ = socket.recv_fds(channel, len(MARK), 1)
+            mark, descriptors, _, _ = socket.recv_fds(channel, len(MARK), 1)
         except (BlockingIOError, InterruptedError):
             return taken
-        taken += [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        taken += [(mark, socket.socket(fileno=descriptor)) for descriptor in descriptors]
         if not descriptors:
             return taken

@@ -80,7 +80,8 @@ class LinkReports:
 
     def link(self, peer: Peer) -> dict[str, Any]:
         """Returns the state of the data connections to a peer, the bytes that wait for it on disk, whether it has the retained
-        messages of this node (synced, syncing, or none for a peer that is not linked or takes none), and the last error."""
+        messages of this node, and the users, rules, bans, accounts and keys (synced, syncing, or none for a peer that is not linked
+        or takes none), and the last error."""
         links = [one["links"].get(str(peer.id)) for one in self._data if "links" in one]
         known = [one for one in links if one is not None]
         errors = [one.get("errors", {}).get(peer.address, "") for one in (self._signals, *self._data)]
@@ -88,6 +89,7 @@ class LinkReports:
             "data": "up" if known and len(known) == len(self._data) and all(one["connected"] for one in known) else "down",
             "spool_bytes": sum(one["spool_bytes"] for one in known),
             "retained": self._signals.get("retained", {}).get(str(peer.id), "none"),
+            "access": self._signals.get("access", {}).get(str(peer.id), "none"),
             "error": next((error for error in errors if error), ""),
         }
 

@@ -23,6 +23,8 @@ RECOVERY_S = 20.0
 SETTLING_S, UNSETTLED = 10.0, "unhealthy cluster"
 """etcd refuses changes with this text until its members have been connected for 5 s."""
 PAUSE_S = 0.2
+PORT_MAX = 65535
+"""The other members reach an etcd at the port behind that for clients."""
 
 T = TypeVar("T")
 
@@ -46,23 +48,17 @@ class CoreChanges:
         self._cluster, self._keys, self._node_name, self._data_dir = cluster, keys, node_name, data_dir
         self._report, self._restart = report, restart
 
-    async def add(self, etcd: Etcd, table: CoreTable, lease: int, name: str) -> dict[str, Any]:
-        """Adds a node's etcd, first without a vote, and returns the size of the core. Raises CoreRefused, EtcdError."""
-        node = next((one for one in table.view().nodes if one.name == name), None)
-        row = table.row("members", node.node_id) if node is not None else None
-        if row is None:
-            raise CoreRefused(f"node {name} is not running, or not known")
-        peer = _peer_of_row(self._cluster, row.value)
-        if peer is None:
-            raise CoreRefused(
-                f"node {name} cannot run etcd: it has cluster.role = replicant, another cluster.core.mode, or lacks the program "
-                "(apt install etcd-server)"
-            )
+    async def add(self, etcd: Etcd, table: CoreTable, lease: int, name: str, address: str = "") -> dict[str, Any]:
+        """Adds the etcd of a node, or of a witness at an address, first without a vote, and returns the size of the core.
+
+        Raises CoreRefused, EtcdError.
+        """
+        peer = self._peer_at(table, name, address)
         async with self._locked(etcd, lease):
             members = await etcd.members()
             own = _found(members, name, peer)
             if own is not None and not own.is_learner:
-                raise CoreRefused(f"node {name} is a member of the core already")
+                raise CoreRefused(f"{name} is a member of the core already")
             other = next((one for one in members if one.is_learner and one is not own), None)
             if other is not None:
                 raise CoreRefused(f"{other.name or other.peer_urls[0]} is being added: add it again, or remove it")
@@ -71,6 +67,31 @@ class CoreChanges:
             await self._promote(etcd, own, name)
         self._report("warning", log_line("core changed", added=name))
         return await self._size(etcd)
+
+    def _peer_at(self, table: CoreTable, name: str, address: str) -> str:
+        """Returns where an etcd that is to be added is for other members. Raises CoreRefused."""
+        row = _row_of(table, name)
+        if address:
+            if row is not None:
+                raise CoreRefused(f"address: must be left out for {name}, which is a node and no witness, got {address}")
+            return self._peer_of(address)
+        if row is None:
+            raise CoreRefused(f"node {name} is not running, or not known; a witness has an address: --address HOST:PORT")
+        peer = _peer_of_row(self._cluster, row)
+        if peer is None:
+            raise CoreRefused(
+                f"node {name} cannot run etcd: it has cluster.role = replicant, another cluster.core.mode, or lacks the program "
+                "(apt install etcd-server)"
+            )
+        return peer
+
+    def _peer_of(self, address: str) -> str:
+        """Raises CoreRefused."""
+        with suppress(ValueError):
+            host, port = parse_address(address)
+            if 0 < port < PORT_MAX and not host.startswith("/"):
+                return peer_of(self._cluster, host, port)
+        raise CoreRefused(f"address: must be HOST:PORT with a port from 1 to {PORT_MAX - 1}, got {address}")
 
     async def _promote(self, etcd: Etcd, member: Member, name: str) -> None:
         try:
@@ -82,20 +103,23 @@ class CoreChanges:
                         problem = error
                     await asyncio.sleep(PAUSE_S)
         except TimeoutError:
-            text = f"the etcd of node {name} has not caught up within {PROMOTION_S:g} s, and has no vote: {problem}"
+            text = f"the etcd of {name} has not caught up within {PROMOTION_S:g} s, and has no vote: {problem}"
             raise CoreRefused(f"{text}; see its log, then repeat the command, or remove it") from None
 
-    async def remove(self, etcd: Etcd, table: CoreTable, lease: int, name: str) -> dict[str, Any]:
-        """Removes a node's etcd, running or not, and returns the size of the core. Raises CoreRefused, EtcdError."""
+    async def remove(self, etcd: Etcd, table: CoreTable, lease: int, name: str, address: str = "") -> dict[str, Any]:
+        """Removes the etcd of a node or a witness, running or not, and returns the size of the core.
+
+        Raises CoreRefused, EtcdError.
+        """
         async with self._locked(etcd, lease):
             members = await etcd.members()
-            node = next((one for one in table.view().nodes if one.name == name), None)
-            row = table.row("members", node.node_id) if node is not None else None
-            own = _found(members, name, _peer_of_row(self._cluster, row.value) if row is not None else None)
+            row = _row_of(table, name)
+            peer = self._peer_of(address) if address else _peer_of_row(self._cluster, row) if row is not None else None
+            own = _found(members, name, peer)
             if own is None:
-                raise CoreRefused(f"node {name} is no member of the core")
+                raise CoreRefused(f"{name} is no member of the core")
             if not own.is_learner and sum(not one.is_learner for one in members) == 1:
-                raise CoreRefused(f"node {name} is the only member of the core: add another one first")
+                raise CoreRefused(f"{name} is the only member of the core: add another one first")
             await _settled(lambda: etcd.remove_member(own.id))
         self._report("warning", log_line("core changed", removed=name))
         return await self._size(etcd)
@@ -164,6 +188,13 @@ async def _settled(change: Callable[[], Awaitable[T]]) -> T:
                 raise
         await asyncio.sleep(PAUSE_S)
     return await change()
+
+
+def _row_of(table: CoreTable, name: str) -> dict[str, Any] | None:
+    """Returns what a running node says of itself; None: no running node has this name."""
+    node = next((one for one in table.view().nodes if one.name == name), None)
+    row = table.row("members", node.node_id) if node is not None else None
+    return None if row is None else row.value
 
 
 def _peer_of_row(cluster: Cluster, value: dict[str, Any]) -> str | None:

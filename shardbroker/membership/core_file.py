@@ -8,7 +8,7 @@ from shardbroker.config.cluster import Cluster, CoreMember, core_members, core_u
 from shardbroker.config.listeners import parse_address
 from shardbroker.stores.files import replace_file
 
-__all__ = ["CorePlan", "endpoints_of", "etcd_dir", "has_data", "own_member", "read_plan", "write_plan"]
+__all__ = ["PLAN_FILE", "CorePlan", "endpoints_of", "etcd_dir", "has_data", "own_member", "read_plan", "write_plan"]
 
 PLAN_FILE = Path("cluster", "core")
 ETCD_DIR = "etcd"

@@ -10,13 +10,13 @@ from shardbroker.config.cluster import Cluster
 from shardbroker.logs.phrases import print_line
 from shardbroker.membership.core_file import CorePlan, endpoints_of, read_plan, write_plan
 from shardbroker.membership.discovery import DiscoveryError
-from shardbroker.membership.etcd import Etcd, EtcdError, EtcdUnavailable, KeyValue, absent, delete_op, put_op, unchanged
+from shardbroker.membership.etcd import Etcd, EtcdError, EtcdUnavailable, KeyValue, absent, delete_op, get_op, put_op, unchanged
 from shardbroker.membership.etcd import end_of_prefix as end_of
 from shardbroker.membership.managed import ManagedEtcd
 from shardbroker.membership.strategies import discovered
 from shardbroker.stores.node_file import Enrolled
 
-__all__ = ["EnrolmentError", "client_of", "enrol", "keys_of", "plain", "run_enrolment"]
+__all__ = ["EnrolmentError", "client_of", "enrol", "keys_of", "plain", "read_members", "run_enrolment"]
 
 TRIES = 20
 """Transactions that may find other nodes faster: as many as start at the same time."""
@@ -49,15 +49,29 @@ def plain(kvs: Iterable[KeyValue]) -> list[tuple[bytes, bytes, int]]:
     return [(kv.key, kv.value, kv.mod_revision) for kv in kvs]
 
 
-async def enrol(etcd: Etcd, keys: CoreKeys, wanted: int, name: str, address: str, uuid: bytes) -> Enrolled:
+async def read_members(etcd: Etcd, keys: CoreKeys) -> tuple[list[tuple[bytes, bytes, int]], int]:
+    """Returns all keys but settings, as `CoreTable.load` takes them, and their revision. Raises EtcdError.
+
+    Whatever is in `config/`, and however much, members are known.
+    """
+    reads = [get_op(keys.prefix, keys.settings), get_op(end_of(keys.settings), end_of(keys.prefix))]
+    done = await etcd.txn([], reads)
+    return [row for kvs in done.found for row in plain(kvs)], done.revision
+
+
+async def enrol(
+    etcd: Etcd, keys: CoreKeys, wanted: int, name: str, address: str, uuid: bytes, expected: bytes = b""
+) -> Enrolled:  # fmt: skip
     """Returns the id of this node and the uuid of the cluster, both new if they are missing.
 
-    wanted: `node.id`; 0: any. Raises EnrolmentError, EtcdError.
+    wanted: `node.id`; 0: any. expected: uuid of the cluster; empty: any. Raises EnrolmentError, EtcdError.
     """
     for _ in range(TRIES):
         table = CoreTable(keys)
-        found = await etcd.range(keys.prefix, end_of(keys.prefix))
-        table.load(plain(found.kvs), found.revision)
+        table.load(*await read_members(etcd, keys))
+        if expected and table.meta != expected:
+            place, found = keys.prefix.decode(), table.meta.hex() or "none"
+            raise EnrolmentError(f"cluster.name: etcd must have the cluster {expected.hex()} at {place}, got {found}")
         node_id = _id_of(table, wanted, name, address, uuid)
         cluster = table.meta or os.urandom(16)
         own = value_of(name=name, address=address, uuid=uuid)
@@ -100,22 +114,26 @@ def _id_of(table: CoreTable, wanted: int, name: str, address: str, uuid: bytes) 
     return found
 
 
-def run_enrolment(cluster: Cluster, wanted: int, name: str, address: str, uuid: bytes, data_dir: Path) -> Enrolled:
+def run_enrolment(
+    cluster: Cluster, wanted: int, name: str, address: str, uuid: bytes, data_dir: Path, expected: bytes = b""
+) -> Enrolled:  # fmt: skip
     """Enrols a node within `cluster.join_timeout`; a core that nodes run has this node's etcd meanwhile. Raises EnrolmentError.
 
-    For a process of its own: gRPC has threads.
+    expected: uuid of the cluster; empty: any. For a process of its own: gRPC has threads.
     """
-    return asyncio.run(_run(cluster, wanted, name, address, uuid, data_dir))
+    return asyncio.run(_run(cluster, wanted, name, address, uuid, data_dir, expected))
 
 
-async def _run(cluster: Cluster, wanted: int, name: str, address: str, uuid: bytes, data_dir: Path) -> Enrolled:
+async def _run(
+    cluster: Cluster, wanted: int, name: str, address: str, uuid: bytes, data_dir: Path, expected: bytes
+) -> Enrolled:  # fmt: skip
     server: asyncio.Task[None] | None = None
     managed: ManagedEtcd | None = None
     if cluster.is_managed:
         managed = ManagedEtcd(cluster, name, data_dir, lambda level, line: print_line(level, "enrolment", line))
         server = asyncio.create_task(managed.run()) if managed.is_wanted else None
     try:
-        return await _enrol_in_time(cluster, wanted, name, address, uuid, data_dir)
+        return await _enrol_in_time(cluster, wanted, name, address, uuid, data_dir, expected)
     except EnrolmentError as error:
         problem = managed.problem if managed is not None else ""
         raise EnrolmentError(f"{error}; etcd of this node: {problem}" if problem else str(error)) from None
@@ -137,7 +155,9 @@ async def _discover(etcd: Etcd, cluster: Cluster, name: str, data_dir: Path) -> 
     await etcd.use(endpoints_of(cluster, name, plan))
 
 
-async def _enrol_in_time(cluster: Cluster, wanted: int, name: str, address: str, uuid: bytes, data_dir: Path) -> Enrolled:
+async def _enrol_in_time(
+    cluster: Cluster, wanted: int, name: str, address: str, uuid: bytes, data_dir: Path, expected: bytes
+) -> Enrolled:  # fmt: skip
     keys, deadline = keys_of(cluster), asyncio.get_running_loop().time() + cluster.join_timeout
     place, files = ("cluster.core.members", "cluster.tls") if cluster.is_managed else ("cluster.etcd.endpoints", "cluster.etcd.tls")
     place = "cluster.discovery" if cluster.is_discovered else place
@@ -150,7 +170,7 @@ async def _enrol_in_time(cluster: Cluster, wanted: int, name: str, address: str,
             try:
                 if cluster.is_discovered:
                     await _discover(etcd, cluster, name, data_dir)
-                return await enrol(etcd, keys, wanted, name, address, uuid)
+                return await enrol(etcd, keys, wanted, name, address, uuid, expected)
             except (EtcdUnavailable, DiscoveryError) as error:
                 if asyncio.get_running_loop().time() >= deadline:
                     text = "the first start of a node needs etcd, and no endpoint has answered within cluster.join_timeout"

@@ -91,10 +91,11 @@ class Event(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The keys of a range, in their order, and the revision at which they were read."""
+    """The keys of a range, in their order, and the revision at which they were read. `total`: keys of the whole range."""
 
     kvs: tuple[KeyValue, ...]
     revision: int
+    total: int = 0
 
 
 class Txn(NamedTuple):
@@ -249,10 +250,11 @@ class Etcd:
 
     # --- keys ----------------------------------------------------------------------------------------------------------
 
-    async def range(self, key: bytes, end: bytes = b"") -> Found:
-        """Returns a key, or those from `key` up to `end`, as the majority of etcd's members has them."""
-        answer = await self._call("KV", "Range", key=key, range_end=end)
-        return Found(tuple(map(_taken, answer.kvs)), answer.header.revision)
+    async def range(self, key: bytes, end: bytes = b"", limit: int = 0, revision: int = 0) -> Found:
+        """Returns a key, or those from `key` up to `end`, as the majority of etcd's members has them: at most `limit`, as they were
+        at a `revision`; 0: all, as they are. Raises Compacted."""
+        answer = await self._call("KV", "Range", key=key, range_end=end, limit=limit, revision=revision)
+        return Found(tuple(map(_taken, answer.kvs)), answer.header.revision, answer.count)
 
     async def put(self, key: bytes, value: bytes, lease: int = 0) -> int:
         """Sets a key, and returns the revision. Raises LeaseGone."""

@@ -8,7 +8,6 @@ heartbeat of its slot is the time of the last renewal of the lease, by which lin
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -22,13 +21,11 @@ from shardbroker.cluster.core import DRAINING, JOINING, UP, CoreTable, CoreView,
 from shardbroker.cluster.handshake import Identity
 from shardbroker.cluster.registration import Change, Cleaner, Put, RegistrationRefused, registration, removal
 from shardbroker.cluster.view import LinkState, NodeState
-from shardbroker.config.cluster import core_url, etcd_program
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
-from shardbroker.membership.changes import CoreChanges, CoreRefused, peer_of
-from shardbroker.membership.core_file import CorePlan, endpoints_of, etcd_dir, has_data, own_member, read_plan, write_plan
+from shardbroker.membership.changes import CoreChanges, CoreRefused
 from shardbroker.membership.discovery import DiscoveryError
-from shardbroker.membership.enrolment import client_of, keys_of, plain
+from shardbroker.membership.enrolment import client_of, keys_of, read_members
 from shardbroker.membership.etcd import (
     EtcdError,
     EtcdUnavailable,
@@ -40,7 +37,8 @@ from shardbroker.membership.etcd import (
     put_op,
     unchanged,
 )
-from shardbroker.membership.managed import ManagedEtcd
+from shardbroker.membership.own_etcd import OwnEtcd
+from shardbroker.membership.settings import CoreSettings, NotKnown
 from shardbroker.membership.strategies import discovered
 from shardbroker.stores.files import replace_file
 from shm.counters import Counters, ProcessState
@@ -62,11 +60,10 @@ REPEAT_S = 60.0
 """Interval between two log lines about the same failure."""
 CORE_S = 5.0
 """Interval of looks at the members of etcd and at its alarms."""
-JOIN_S = 1.0
-"""Interval in which a node without an etcd looks whether the core has added it."""
 FIRST_S = 5.0
 """Longest wait for the own etcd before calls to it count as failed."""
-REQUEST_MAX = 4096
+REQUEST_MAX = 1 << 18
+"""Bytes of a request of the manager: a change of many settings."""
 TRIES = 3
 """Attempts of a registration that finds a key changed."""
 VERSION_LEAST, VERSION_GOOD = (3, 4, 22), (3, 5, 14)
@@ -108,16 +105,10 @@ class _Membership:
         self._version = ""
         self._alarms: tuple[str, ...] = ()
         """Of etcd: NOSPACE, CORRUPT."""
-        self._managed: ManagedEtcd | None = None
-        if cluster.is_managed:
-            self._managed = ManagedEtcd(cluster, topology.node_name, topology.data_dir, self._add)
-        self._changes = CoreChanges(
-            cluster, self._keys, topology.node_name, topology.data_dir, self._add, self._restart_etcd
-        )
-        self._run: asyncio.Task[None] | None = None
-        """Of the own etcd."""
-        self._arguments: tuple[str, ...] = ()
-        """For the next start of the own etcd alone."""
+        self._own: OwnEtcd | None = None
+        """With `core.mode = managed`, as `_changes`."""
+        self._changes: CoreChanges | None = None
+        self._core_settings = CoreSettings(topology, self._keys, self._failed, self._recovered)
         self._error = ""
         """Why the lease was not renewed the last time; empty: it was."""
 
@@ -135,7 +126,11 @@ class _Membership:
         try:
             self._etcd = client_of(self._settings, self._topology.node_name, self._topology.data_dir)
         except EtcdError as error:
-            sys.exit(f"cluster: {'cluster.tls' if self._managed else 'cluster.etcd.tls'}: {error}")
+            sys.exit(f"cluster: {'cluster.tls' if self._settings.is_managed else 'cluster.etcd.tls'}: {error}")
+        name, data_dir = self._topology.node_name, self._topology.data_dir
+        if self._settings.is_managed:
+            self._own = OwnEtcd(self._settings, name, data_dir, self._etcd, self._add, self._failed, self._recovered)
+            self._changes = CoreChanges(self._settings, self._keys, name, data_dir, self._add, self._own.restart)
         stop = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides when to stop this process
@@ -144,7 +139,7 @@ class _Membership:
         self._requests.setblocking(False)
         self._note_state("connecting", "")
         self._counters.set_state(self._slot, ProcessState.READY)  # the broker does not wait for it: link-0 waits for its view
-        server = asyncio.create_task(self._run_etcd())
+        server = asyncio.create_task(self._own.run() if self._own is not None else asyncio.Event().wait())
         work = self._follow, self._keep_lease, self._tick, self._look_at_core, self._answer, stop.wait
         tasks = [server, *(asyncio.create_task(one()) for one in work)]
         try:
@@ -170,105 +165,15 @@ class _Membership:
 
     # --- the core ---------------------------------------------------------------------------------------------------------
 
-    async def _run_etcd(self) -> None:
-        """Has this node's etcd running as long as it is a member of the core."""
-        managed = self._managed
-        while managed is not None:
-            if not managed.is_wanted:
-                await asyncio.sleep(JOIN_S)
-                await self._look_for_place()
-                continue
-            if await self._is_removed():
-                self._set_aside()
-                continue
-            arguments, self._arguments = self._arguments, ()
-            self._run = asyncio.create_task(managed.run(*arguments))
-            try:
-                await asyncio.wait([self._run])
-            finally:
-                self._run.cancel()
-                await asyncio.gather(self._run, return_exceptions=True)
-            if not self._run.cancelled():
-                self._run.result()  # an error ends the process
-            if managed.is_removed:
-                self._set_aside()
-        await asyncio.Event().wait()
-
-    async def _restart_etcd(self, *arguments: str) -> None:
-        """Has this node's etcd started again."""
-        self._arguments = arguments
-        if self._run is not None:
-            self._run.cancel()
-            await asyncio.gather(self._run, return_exceptions=True)
-
-    async def _others(self) -> list[Member]:
-        """Returns the members of etcd as the other endpoints have them, if one of these has a leader; empty: none answers."""
-        own = self._own_url()
-        for url in self._etcd.endpoints:
-            if url != own:
-                with suppress(EtcdError):
-                    if (await self._etcd.status_of(url)).leader:
-                        return await self._etcd.members(url)
-        return []
-
-    async def _is_removed(self) -> bool:
-        """Returns whether the core has removed this node's etcd while it was down: it must not decide with others that were."""
-        if not has_data(self._topology.data_dir):
-            return False
-        members = await self._others()
-        return bool(members) and not any(self._own_peer() in one.peer_urls for one in members)
-
-    async def _look_for_place(self) -> None:
-        """Joins the core if that has added this node."""
-        if not self._core_address():
-            return
-        members = await self._others()
-        if not any(self._own_peer() in one.peer_urls for one in members):
-            return
-        initial = ",".join(f"{one.name or self._topology.node_name}={one.peer_urls[0]}" for one in members)
-        plan = read_plan(self._topology.data_dir)
-        try:
-            write_plan(self._topology.data_dir, CorePlan(plan.endpoints, initial))
-        except OSError as error:
-            self._failed("core members not stored", error)
-
-    def _set_aside(self) -> None:
-        """Keeps the data of an etcd that the core has removed from being used again."""
-        where = etcd_dir(self._topology.data_dir)
-        kept = where.with_name(f"{where.name}.removed")
-        try:
-            shutil.rmtree(kept, ignore_errors=True)
-            if where.exists():
-                where.rename(kept)
-            write_plan(self._topology.data_dir, CorePlan(read_plan(self._topology.data_dir).endpoints, is_removed=True))
-            self._add("warning", log_line("etcd removed from core", kept=kept))
-        except OSError as error:
-            self._failed("core members not stored", error)
-
-    def _core_address(self) -> str:
-        """Returns HOST:PORT of the etcd that this node runs or could run; empty: it cannot."""
-        if self._managed is None or self._settings.role == "replicant" or etcd_program() is None:
-            return ""
-        own = own_member(self._settings, self._topology.node_name)
-        return f"{f'[{own.host}]' if ':' in own.host else own.host}:{own.port}"
-
-    def _own_url(self) -> str:
-        own = own_member(self._settings, self._topology.node_name)
-        return core_url(self._settings, own.host, own.port)
-
-    def _own_peer(self) -> str:
-        own = own_member(self._settings, self._topology.node_name)
-        return peer_of(self._settings, own.host, own.port)
-
     async def _await_etcd(self) -> None:
         """Waits for this node's etcd to find a leader, but not for long."""
-        if self._managed is None or not self._managed.is_wanted:
+        if self._own is None or not self._own.is_wanted:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_S):
                 while True:
                     with suppress(EtcdError):
-                        if (await self._etcd.status_of(self._own_url())).leader:
+                        if (await self._etcd.status_of(self._own.url)).leader:
                             return
                     await asyncio.sleep(TICK_S)
 
@@ -277,8 +182,10 @@ class _Membership:
         while True:
             try:
                 self._alarms = (await self._etcd.status()).alarms
-                if self._managed is not None:
-                    await self._follow_members()
+                if self._own is not None:
+                    await self._own.follow_members()
+                if self._is_loaded and not self._core_settings.is_read:
+                    await self._read_again()
             except EtcdError:  # the lease is not renewed either, which has a line in the log
                 await self._discover()
             self._note_state(self._state["state"], self._state["error"])
@@ -294,24 +201,11 @@ class _Membership:
         except DiscoveryError as error:
             self._failed("core discovery failed", error)
             return
-        if self._managed is not None and self._managed.is_wanted:
-            found = [self._own_url(), *(url for url in found if url != self._own_url())]
+        if self._own is not None and self._own.is_wanted:
+            own = self._own.url
+            found = [own, *(url for url in found if url != own)]
         if sorted(found) != sorted(self._etcd.endpoints):
             await self._etcd.use(found)
-
-    async def _follow_members(self) -> None:
-        """Uses the members that etcd has, and notes them for the next start. Raises EtcdError."""
-        found = [one.client_urls[0] for one in await self._etcd.members() if one.client_urls and not one.is_learner]
-        plan = read_plan(self._topology.data_dir)
-        known = CorePlan(tuple(sorted(found)), plan.initial, plan.is_removed)
-        if not found or known == plan:
-            return
-        try:
-            write_plan(self._topology.data_dir, known)
-            self._recovered("core members not stored")
-        except OSError as error:
-            self._failed("core members not stored", error)
-        await self._etcd.use(endpoints_of(self._settings, self._topology.node_name, known))
 
     # --- the view ---------------------------------------------------------------------------------------------------------
 
@@ -322,12 +216,15 @@ class _Membership:
         while True:
             try:
                 await self._check_version()
-                found = await self._etcd.range(prefix, end_of_prefix(prefix))
-                self._table.load(plain(found.kvs), found.revision)
+                rows, revision = await read_members(self._etcd, self._keys)
+                settings = await self._core_settings.read(self._etcd, revision)
+                self._table.load(rows, revision)
+                self._core_settings.load(self._table, settings)
+                await self._have_settings_applied()
                 self._is_loaded, self._registered = True, ""  # a new put also gives all nodes one revision behind missed deletions
                 self._publish()
                 pause_s = PAUSE_S[0]
-                async for events in self._etcd.watch(prefix, end_of_prefix(prefix), found.revision + 1):
+                async for events in self._etcd.watch(prefix, end_of_prefix(prefix), revision + 1):
                     changes = [(one.kv.key, None if one.is_delete else one.kv.value, one.kv.mod_revision) for one in events]
                     self._table.apply(changes)
                     self._publish()
@@ -336,6 +233,13 @@ class _Membership:
                 self._failed("core watch failed", error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S[1])
+
+    async def _have_settings_applied(self) -> None:
+        """Has the manager of a node that joins apply the settings of all nodes before the node knows the others, and so serves."""
+        is_joining = not self._topology.core_file.exists()
+        self._core_settings.publish(self._table)
+        if is_joining and self._table.settings:
+            await self._core_settings.applied(self._table)
 
     async def _check_version(self) -> None:
         """Warns of an etcd whose members may differ. Raises EtcdError for one that is too old."""
@@ -355,6 +259,7 @@ class _Membership:
         for problem in self._table.problems:
             self._repeated("core key not usable", "warning", problem)
         self._table.problems.clear()
+        self._core_settings.publish(self._table)
         own = self._table.row("members", self._node_id)
         if self._table.revision >= self._registered_at and (own is None or own.value["incarnation"] != self._view.incarnation):
             self._registered = ""
@@ -413,6 +318,7 @@ class _Membership:
             try:
                 if self._registered != self._wanted_state():
                     await self._register()
+                await self._core_settings.pass_on(self._etcd, self._lease)
                 await self._clean()
             except EtcdError as error:
                 self._failed("core registration failed", error)
@@ -432,7 +338,10 @@ class _Membership:
         """Sets this node's key under its lease. Raises EtcdError, RegistrationRefused."""
         state, lease = self._wanted_state(), self._lease
         for _ in range(TRIES):
-            done = await self._change(registration(self._table, self._me, self._former, state, self._core_address()), lease)
+            lost = () if self._table.meta else self._core_settings.lost(self._table)
+            serves = self._own.address if self._own is not None else ""
+            wanted = registration(self._table, self._me, self._former, state, serves, lost)
+            done = await self._change(wanted, lease)
             if done.succeeded:
                 self._recovered("core registration refused")
                 self._recovered("core registration failed")
@@ -444,9 +353,11 @@ class _Membership:
 
     async def _read_again(self) -> None:
         """Reads the keys at once, since the watch may be behind."""
-        found = await self._etcd.range(self._keys.prefix, end_of_prefix(self._keys.prefix))
-        if found.revision >= self._table.revision:
-            self._table.load(plain(found.kvs), found.revision)
+        rows, revision = await read_members(self._etcd, self._keys)
+        settings = await self._core_settings.read(self._etcd, revision)
+        if revision >= self._table.revision:
+            self._table.load(rows, revision)
+            self._core_settings.load(self._table, settings)
             self._publish()
 
     async def _change(self, change: Change, lease: int = 0) -> Txn:
@@ -480,28 +391,35 @@ class _Membership:
     # --- requests of the manager ------------------------------------------------------------------------------------------
 
     async def _answer(self) -> None:
-        """Answers {"id", "verb": force-leave, forget, core status, add, remove, recover or leave, "node": name} with {"id",
-        "result", "error": text, empty if it was done}."""
+        """Answers {"id", "verb", "node": name, "address": of a witness} with {"id", "result", "error": text, empty if it was done}.
+
+        Verbs: force-leave, forget, core status, core add, core remove, core recover, core leave, config read, config change with
+        the parameters of CoreSettings.change.
+        """
         loop = asyncio.get_running_loop()
         while True:
             request = cbor2.loads(await loop.sock_recv(self._requests, REQUEST_MAX))
             error, result = "", None
             try:
-                if request["verb"].startswith("core "):
-                    result = await self._change_core(request["verb"], request["node"])
+                if request["verb"].startswith("config "):
+                    result = await self._change_settings(request)
+                elif request["verb"].startswith("core "):
+                    result = await self._change_core(request["verb"], request["node"], request.get("address", ""))
                 else:
                     error = await self._carry_out(request["verb"], request["node"])
             except CoreRefused as refused:
                 error = str(refused)
             except EtcdError as failed:
-                error = str(failed) if request["verb"] == "core status" else f"the core was not changed: {failed}"
+                error = str(failed) if request["verb"] in ("core status", "config read") else f"the core was not changed: {failed}"
+            except NotKnown as unknown:
+                error = f"etcd has not answered, so it is not known whether settings have changed: {unknown}"
             with suppress(BlockingIOError):  # a manager that does not read has given up
                 self._requests.send(cbor2.dumps({"id": request["id"], "error": error, "result": result}))
 
     async def _plan_to_leave(self) -> None:
         """Has this node leave the cluster when its broker stops; its etcd leaves the core now. Raises CoreRefused, EtcdError."""
         own = self._topology.node_name
-        if self._managed is not None and any(one.name == own for one in await self._etcd.members()):
+        if self._changes is not None and any(one.name == own for one in await self._etcd.members()):
             await self._changes.remove(self._etcd, self._table, self._lease, own)
         replace_file(self._topology.leaves_file, b"", sync=False)
 
@@ -520,25 +438,43 @@ class _Membership:
         else:
             self._add("error", log_line("node not left", name=name, reason=reason))
 
-    async def _change_core(self, verb: str, node: str) -> Any:
+    async def _change_core(self, verb: str, node: str, address: str) -> Any:
         """Returns the members of etcd, or the size of the core after a change. Raises CoreRefused, EtcdError."""
         if verb == "core status":
             return await self._core_status()
-        if self._managed is None and verb != "core leave":
-            raise CoreRefused("nodes do not run etcd: cluster.core.mode is external, so its members are changed with etcdctl")
-        if verb == "core recover":
-            return await self._changes.recover(self._etcd)
+        changes = self._changes
+        if changes is None:
+            if verb != "core leave":
+                raise CoreRefused("nodes do not run etcd: cluster.core.mode is external, so its members are changed with etcdctl")
+        elif verb == "core recover":
+            return await changes.recover(self._etcd)
         hint = "if its majority is lost for good: ctl cluster core recover"
         if not self._is_loaded or not self._lease:
             raise CoreRefused(f"the core is not reached: {self._error or 'no lease yet'}; {hint}")
         try:
             await self._read_again()
-            if verb == "core leave":
+            if changes is None or verb == "core leave":
                 return await self._plan_to_leave()
-            change = self._changes.add if verb == "core add" else self._changes.remove
-            return await change(self._etcd, self._table, self._lease, node)
+            change = changes.add if verb == "core add" else changes.remove
+            return await change(self._etcd, self._table, self._lease, node, address)
         except EtcdUnavailable as error:
             raise CoreRefused(f"the core is not reached: {error}; {hint}") from None
+
+    async def _change_settings(self, request: dict[str, Any]) -> Any:
+        """Reads the settings of all nodes again, or changes them. Raises CoreRefused, EtcdError, NotKnown."""
+        if not self._is_loaded or not self._lease:
+            raise CoreRefused(f"etcd is not reached, and settings of all nodes are kept there: {self._error or 'no lease yet'}")
+        if request["verb"] == "config change":
+            return await self._core_settings.change(self._etcd, self._table, request, self._read_again)
+        try:
+            await self._read_again()
+        except EtcdUnavailable as error:
+            raise CoreRefused(f"etcd is not reached, and settings of all nodes are kept there: {error}") from None
+        if not self._core_settings.is_read:
+            raise CoreRefused("settings of all nodes cannot be read: see `core settings not read` in the log")
+        if self._table.meta != self._topology.cluster_uuid:
+            raise CoreRefused("etcd has no settings of this cluster: see `ctl cluster status`")
+        return None
 
     async def _core_status(self) -> list[dict[str, Any]]:
         """Returns the members of etcd with their state. Raises EtcdError."""
@@ -584,12 +520,17 @@ class _Membership:
         """Writes the state for the manager: connecting, connected, lost, refused."""
         found = {
             "state": state, "error": error, "endpoint": self._etcd.endpoint, "version": self._version, "alarms": [*self._alarms],
+            "serves": self._own_endpoint(),
         }  # fmt: skip
         if found != self._state:
             if self._state.get("state") == "lost" and state == "connected":
                 self._add("info", log_line("core reached again", endpoint=self._etcd.endpoint))
             self._state = found
             replace_file(self._topology.core_state, json.dumps(found).encode(), sync=False)
+
+    def _own_endpoint(self) -> str:
+        """Returns where the etcd of this node answers the nodes; empty: it runs none."""
+        return self._own.url if self._own is not None and self._own.is_wanted else ""
 
     def _failed(self, phrase: str, error: Exception) -> None:
         self._repeated(phrase, "error", str(getattr(error, "strerror", None) or error))
@@ -616,5 +557,7 @@ _PHRASES = {
     "core registration failed": lambda reason: log_line("core registration failed", reason=reason),
     "core registration refused": lambda reason: log_line("core registration refused", reason=reason),
     "core members not stored": lambda reason: log_line("core members not stored", reason=reason),
+    "core settings not read": lambda reason: log_line("core settings not read", reason=reason),
+    "core settings not stored": lambda reason: log_line("core settings not stored", reason=reason),
     "core key not usable": lambda reason: log_line("core key not usable", detail=reason),
 }

@@ -158,16 +158,51 @@ def test_a_session_moves_to_its_client() -> None:
     done = node.claims.imported(KEY, 4, 0, 0, CLOCK)
     assert done[:2] == [ToNode(OTHER, StateAck(KEY, 100)), Accepted(1, 4, True)]
     assert node.claims.is_held(KEY)
-    assert node.claims.routed(KEY) == [ToNode(OTHER, End(KEY, 100))]
+    assert node.claims.routed(KEY, 0) == [ToNode(OTHER, End(KEY, 100))]
     assert node.receive(OTHER, Ended(KEY, 100)) == [Flow(4)]
     assert not node.claims.is_held(KEY)
 
 
-def test_deliveries_are_held_for_a_bounded_time() -> None:
+def arrived() -> Node:
+    """Returns a node that has taken the session from OTHER, and holds direct deliveries."""
     node = Node()
     node.granted(OTHER)
     node.receive(OTHER, state(1, True))
     node.claims.imported(KEY, 4, 0, 0, CLOCK)
+    return node
+
+
+def test_end_is_repeated_until_it_is_answered() -> None:
+    """A link process that was killed may have had it, or the answer."""
+    node = arrived()
+    assert node.after(module.ASK_MS) == []
+    assert node.claims.routed(KEY, node.now_ms) == [ToNode(OTHER, End(KEY, 100))]
+    assert node.after(module.ASK_MS - 1) == []
+    node = arrived()
+    node.claims.routed(KEY, node.now_ms)
+    assert node.after(module.ASK_MS) == [ToNode(OTHER, End(KEY, 100))]
+    assert node.after(1) == []
+    assert node.receive(OTHER, Ended(KEY, 100)) == [Flow(4)]
+    assert node.after(module.ASK_MS) == []
+
+
+def test_a_session_is_not_given_while_deliveries_are_held() -> None:
+    """Its next node would send what is held before what the former node still has."""
+    node = arrived()
+    assert node.receive(OTHER, Take(KEY, 101, NAME, False)) == [ToNode(OTHER, Starting(101, KEY))]
+    assert node.receive(REGISTRAR, Take(KEY, 100, NAME, False)) == [ToNode(REGISTRAR, NoState(KEY, 100, TakeFault.STALE))]
+    node.claims.routed(KEY, node.now_ms)
+    assert node.receive(OTHER, Ended(KEY, 100)) == [Flow(4)]
+    assert node.receive(OTHER, Take(KEY, 101, NAME, False)) == [Export(4, 101)]
+
+
+def test_a_clean_start_does_not_wait_for_what_is_held() -> None:
+    node = arrived()
+    assert node.receive(OTHER, Take(KEY, 101, NAME, True))[0] == EndSession(4)
+
+
+def test_deliveries_are_held_for_a_bounded_time() -> None:
+    node = arrived()
     assert node.after(module.HOLD_MS) == [Flow(4)]
 
 
@@ -205,9 +240,22 @@ def test_without_agreement_a_claim_becomes_provisional_and_goes_on() -> None:
 def test_an_isolated_node_claims_provisionally() -> None:
     node = Node()
     node.claims.set_links(set(), False, True)
+    node.after(50)
+    node.after(module.RELINK_MS)
     [output] = node.connect()
     assert isinstance(output, ToNode) and isinstance(output.message, Claim)
     assert (output.node_id, output.message.is_provisional) == (1, True)
+
+
+def test_a_claim_waits_for_a_link_that_has_just_been_lost() -> None:
+    node = Node()
+    node.claims.set_links({OTHER}, False, False)
+    asked = [node.connect(), *(node.after(module.TAKE_AGAIN_MS) for _ in range(4))]
+    node.claims.set_links({REGISTRAR, OTHER}, True, False)
+    for outputs in [*asked, node.after(module.TAKE_AGAIN_MS)]:
+        [output] = outputs
+        assert isinstance(output, ToNode) and isinstance(output.message, Claim)
+        assert (output.node_id, output.message.is_provisional) == (REGISTRAR, False)
 
 
 def test_a_claim_in_the_queue_waits_until_its_registrar_is_gone() -> None:
@@ -223,13 +271,56 @@ def test_a_claim_in_the_queue_waits_until_its_registrar_is_gone() -> None:
 def test_a_holder_without_a_link(policy: str, expected: type) -> None:
     node = Node(policy)
     node.claims.set_links({2}, False, False)
+    node.after(module.RELINK_MS)
+    assert node.after(module.RELINK_MS) == []
     assert isinstance(node.granted(OTHER)[0], expected)
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("new", Create), ("refuse", Rejected)])
+def test_a_holder_whose_link_has_just_been_lost_is_waited_for(policy: str, expected: type) -> None:
+    """A connection that was reset, or a link process that was killed."""
+    node = Node(policy)
+    node.claims.set_links({2}, False, False)
+    assert node.granted(OTHER) == []
+    assert node.after(module.RELINK_MS - 1) == []
+    assert isinstance(node.after(1)[0], expected)
+
+
+def test_a_holder_whose_link_is_back_is_asked() -> None:
+    node = Node()
+    node.claims.set_links({2}, False, False)
+    node.granted(OTHER)
+    node.after(300)
+    node.claims.set_links({2, 3}, True, False)
+    assert node.after(50) == [ToNode(OTHER, Take(KEY, 100, NAME, False))]
+
+
+def test_the_link_of_the_holder_is_lost_among_the_parts() -> None:
+    node = Node()
+    node.granted(OTHER)
+    node.receive(OTHER, state(1, False))
+    node.claims.set_links({2}, False, False)
+    assert node.after(50) == []
+    node.claims.set_links({2, 3}, True, False)
+    assert node.after(50) == [ToNode(OTHER, Take(KEY, 100, NAME, False))]
+    assert node.receive(OTHER, state(1, False)) == []
+    [output] = node.receive(OTHER, state(2, True))
+    assert isinstance(output, Import) and output.parts == (b"part", b"part")
+
+
+def test_a_link_process_was_replaced_while_a_session_was_taken() -> None:
+    node = Node()
+    node.granted(OTHER)
+    assert node.after(module.TAKE_MS - 50) != []
+    node.claims.set_view(MEMBERS, D1, (REGISTRAR,) * PARTITIONS, node.now_ms, is_new_run=True)
+    assert node.after(50) == [ToNode(OTHER, Take(KEY, 100, NAME, False))]
 
 
 def test_a_lost_holder_is_waited_for() -> None:
     node = Node("wait")
     node.claims.set_links({2}, False, False)
     assert node.granted(OTHER) == []
+    assert node.after(module.RELINK_MS) == []
     assert node.after(20_000) == []
     node.claims.set_links({2, 3}, True, False)
     assert node.after(50) == [ToNode(OTHER, Take(KEY, 100, NAME, False))]
@@ -259,11 +350,38 @@ def test_a_busy_holder_is_asked_again() -> None:
     assert node.after(module.BUSY_MS) == [ToNode(OTHER, Take(KEY, 100, NAME, False))]
 
 
-def test_an_import_without_one_of_its_parts_does_not_count() -> None:
+def test_parts_that_are_missing_are_asked_for_again() -> None:
+    """They were lost with a connection, a link process, or the worker of the holder; its successor sends other ones."""
     node = Node()
     node.granted(OTHER)
+    assert node.receive(OTHER, state(2, False)) == []
+    assert node.after(50) == [ToNode(OTHER, Take(KEY, 100, NAME, False))]
+    assert node.receive(OTHER, state(1, False)) == []
+    assert node.after(module.STALLED_MS - 1) == []
+    assert node.after(1) == [ToNode(OTHER, Take(KEY, 100, NAME, False))]
+    assert node.receive(OTHER, State(KEY, 100, 1, b"one", False)) == []
+    [output] = node.receive(OTHER, State(KEY, 100, 2, b"two", True))
+    assert isinstance(output, Import) and output.parts == (b"one", b"two")
+    assert node.receive(OTHER, State(KEY, 100, 1, b"one", False)) == [], "all of it once more"
+
+
+def test_missing_parts_are_not_asked_for_forever() -> None:
+    node = Node()
+    node.granted(OTHER)
+    node.now_ms = module.CLAIM_MS
     [output] = node.receive(OTHER, state(2, True))
     assert isinstance(output, Create)
+
+
+def test_the_worker_of_the_holder_is_started_again_among_the_parts() -> None:
+    node = Node()
+    node.granted(OTHER)
+    node.receive(OTHER, state(1, False))
+    assert node.after(module.STALLED_MS) == [ToNode(OTHER, Take(KEY, 100, NAME, False))]
+    node.receive(OTHER, Starting(100, KEY))
+    assert node.after(module.TAKE_MS - 1) == [ToNode(OTHER, Take(KEY, 100, NAME, False))]
+    assert node.receive(OTHER, state(1, False)) == []
+    assert isinstance(node.receive(OTHER, state(2, True))[0], Import)
 
 
 def test_a_session_is_bounded() -> None:
@@ -308,6 +426,37 @@ def test_the_holder_has_moved_the_session_only_after_state_ack() -> None:
     assert node.receive(OTHER, StateAck(KEY, 100)) == [MovedAway(9)]
 
 
+def test_a_take_that_is_repeated_is_answered_with_the_same_parts() -> None:
+    node = Node()
+    node.holding()
+    take = Take(KEY, 100, NAME, False)
+    node.receive(OTHER, take)
+    first = node.claims.exported(9, 100, [b"a", b"b"])
+    assert node.receive(OTHER, take) == [], "they are on their way"
+    node.after(module.TAKE_AGAIN_MS)
+    assert node.receive(OTHER, take) == first
+    assert node.receive(OTHER, take) == []
+    assert node.receive(REGISTRAR, take) == [ToNode(REGISTRAR, NoState(KEY, 100, TakeFault.BUSY))]
+    node.receive(OTHER, StateAck(KEY, 100))
+    node.after(module.TAKE_AGAIN_MS)
+    assert State not in map(type, sent(node.receive(OTHER, take)))
+
+
+def test_parts_are_kept_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PARTS_KEPT_MAX", 3)
+    node = Node()
+    for uid in (1, 2, 3):
+        key = Key(7, uid)
+        node.claims.restore(Holding(key, uid, NAME, 50, 40), 0)
+        node.receive(OTHER, Take(key, 100, NAME, False))
+        assert len(node.claims.exported(uid, 100, [b"12"])) == 1
+        node.after(module.TAKE_AGAIN_MS)
+        again = node.receive(OTHER, Take(key, 100, NAME, False))
+        assert len(again) == (uid != 2)
+        if uid == 2:
+            node.receive(OTHER, StateAck(Key(7, 1), 100))
+
+
 def moved() -> Node:
     """Returns a node whose session has moved to OTHER."""
     node = Node()
@@ -325,7 +474,19 @@ def test_end_is_answered_after_what_is_on_its_way_has_had_time_to_arrive() -> No
     assert node.after(module.DRAIN_MS) == []
 
 
-def test_end_is_answered_once_the_queue_is_empty() -> None:
+def test_end_is_answered_once_no_messages_of_nodes_are_missing() -> None:
+    """They wait at other nodes while a data connection is gone, and are the first ones behind it."""
+    node = moved()
+    lags = True
+    node.claims.lags = lambda: lags
+    node.receive(OTHER, End(KEY, 100))
+    for _ in range(3):
+        assert node.after(module.DRAIN_MS) == []
+    lags = False
+    assert node.after(module.DRAIN_MS) == [ToNode(OTHER, Ended(KEY, 100))]
+
+
+def test_end_is_answered_once_what_was_queued_is_taken() -> None:
     node = moved()
     node.queues.messages[9] = [Queued(number, "t", 1, b"") for number in range(1, module.TAIL_MESSAGES + 2)]
     [tail] = sent(node.receive(OTHER, End(KEY, 100)))
@@ -336,9 +497,25 @@ def test_end_is_answered_once_the_queue_is_empty() -> None:
     del node.queues.messages[9][: module.TAIL_MESSAGES]
     [last] = sent(node.claims.arrived(9, node.now_ms))
     assert isinstance(last, Tail) and len(last.queued) == 1
-    node.receive(OTHER, TailAck(KEY, last.number, 9, True))
+    taken = Taken(9, (module.TAIL_MESSAGES + 1,))
+    assert node.receive(OTHER, TailAck(KEY, last.number, 9, True)) == [taken, ToNode(OTHER, Ended(KEY, 100))]
     node.queues.messages[9] = []
-    assert node.claims.arrived(9, node.now_ms) == [ToNode(OTHER, Ended(KEY, 100))]
+    assert node.claims.arrived(9, node.now_ms) == []
+
+
+def test_end_is_answered_under_traffic() -> None:
+    """With a busy node something more is in the queue whenever a TAIL is taken."""
+    node = moved()
+    node.receive(OTHER, End(KEY, 100))
+    for number in range(2):
+        node.queues.messages[9] = [Queued(number + 1, "t", 1, b"")]
+        [tail] = sent(node.claims.arrived(9, node.now_ms))
+        assert isinstance(tail, Tail)
+        node.queues.messages[9].append(Queued(number + 2, "t", 1, b""))
+        [taken, *answers] = node.receive(OTHER, TailAck(KEY, tail.number, 9, True))
+        assert taken == Taken(9, (number + 1,))
+        assert answers == [ToNode(OTHER, Ended(KEY, 100))] * number, "the first TAIL is before what is on its way"
+        node.now_ms += module.DRAIN_MS
 
 
 def test_late_messages_are_sent_in_batches_once_end_is_answered() -> None:
@@ -898,7 +1075,7 @@ def test_an_exclusive_subscription_of_a_holder_without_answer(is_linked: bool) -
     node.receive(REGISTRAR, Grant(claim.number, KEY, 100, OTHER, False))
     if not is_linked:
         node.claims.set_links({REGISTRAR}, False, False)
-    done = node.after(module.TAKE_MS)
+    done = [*node.after(module.TAKE_MS), *node.after(module.RELINK_MS)]
     assert (Rejected(1, 0x89) in done) == is_linked
     assert any(isinstance(output, Create) for output in done) != is_linked
 

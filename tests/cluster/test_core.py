@@ -6,8 +6,11 @@ import cbor2
 import pytest
 
 from shardbroker.cluster.core import (
+    APPLIED_MAX,
     DRAINING,
     JOINING,
+    SETTING_BYTES_MAX,
+    SETTINGS_MAX,
     UP,
     CoreKeys,
     CoreNode,
@@ -15,6 +18,7 @@ from shardbroker.cluster.core import (
     CoreView,
     decode_view,
     encode_view,
+    is_applied,
     value_of,
 )
 from shardbroker.cluster.faults import ByeReason, PeerFault
@@ -367,3 +371,61 @@ def test_a_node_that_the_core_does_not_know_like_that_is_refused(seen: Hello, re
     with pytest.raises(PeerFault) as found:
         view.check(seen)
     assert found.value.reason == reason and "core" in found.value.text
+
+
+APPLIED = {"revision": 7, "errors": {"a.b": "unknown key"}, "restart": ["c.d"], "shadowed": {"e.f": "--set"}}
+
+
+def test_settings_of_all_nodes_are_kept_as_they_are_with_the_revision_of_their_last_change() -> None:
+    store = Store()
+    store.put(KEYS.meta, value_of(uuid=CLUSTER))
+    table = store.table()
+    table.load_settings([(KEYS.setting_of(b"a.b"), b"garbage", 5)], 0)
+    assert (table.settings, table.settings_revision, table.left_out) == ({b"a.b": (b"garbage", 5)}, 5, 0)
+    table.apply([(KEYS.setting_of(b"c.d"), b"1", 9), (KEYS.changed, value_of(id=b"x", by="n1"), 9)])
+    assert (table.settings[b"c.d"], table.changed, table.settings_revision) == ((b"1", 9), (b"x", 9), 9)
+    table.apply([(KEYS.setting_of(b"a.b"), None, 11)])
+    assert (sorted(table.settings), table.settings_revision) == ([b"c.d"], 11)
+    epoch = table.epoch
+    table.apply([(KEYS.applied_of(3), value_of(**APPLIED), 12)])
+    assert table.settings_revision == 11 and table.epoch == epoch and table.view().nodes == ()
+    table.load_settings([(KEYS.setting_of(b"e.f"), b"2", 3)], 4)
+    assert (sorted(table.settings), table.settings_revision, table.left_out) == ([b"e.f"], 9, 4), "at least the last change"
+
+
+def test_settings_of_all_nodes_are_bounded() -> None:
+    table = Store().table()
+    table.apply([(KEYS.setting_of(b"k%d" % number), b"x" * 50_000, 10 + number) for number in range(SETTINGS_MAX + 5)])
+    assert (len(table.settings), table.left_out) == (SETTINGS_MAX, 5)
+    assert {len(value) for value, _ in table.settings.values()} == {SETTING_BYTES_MAX}
+    table.apply([(KEYS.setting_of(b"k%d" % (SETTINGS_MAX + 1)), None, 900)])
+    assert table.left_out == 4
+    table.apply([(KEYS.changed, b"\x81" * 3000, 901), (KEYS.changed, value_of(id=5), 902)])
+    assert table.changed == (b"", 902)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"revision": -1}, {"revision": True}, {"revision": "7"}, {"errors": []}, {"errors": {1: "x"}}, {"errors": {"a": 1}},
+        {"restart": {}}, {"restart": [1]}, {"restart": ["x" * 301]}, {"shadowed": None}, {"shadowed": {"a": "x" * 301}},
+        {"restart": ["x"] * (APPLIED_MAX + 1)}, {"revision": 1 << 64},
+    ],
+)  # fmt: skip
+def test_what_no_node_can_have_applied_counts_as_missing(change: dict[str, object]) -> None:
+    assert is_applied(APPLIED)
+    assert not is_applied({**APPLIED, **change})
+    table = Store().table()
+    table.apply([(KEYS.applied_of(3), value_of(**{**APPLIED, **change}), 12)])
+    assert table.row("applied", 3) is None and "applied/3" in table.problems[0]
+
+
+def test_the_first_node_of_an_etcd_that_was_set_up_again_restores_the_settings() -> None:
+    store, lost = Store(), [(b"a.b", b"1"), (b"c.d", b"2")]
+    change = registration(store.table(), me(), 0, UP, settings=lost)
+    assert store.change(change)
+    assert {key: value for key, (value, _) in store.keys.items() if key.startswith(KEYS.settings)} == {
+        KEYS.setting_of(b"a.b"): b"1", KEYS.setting_of(b"c.d"): b"2",
+    }  # fmt: skip
+    assert not store.change(change), "another node was first"
+    assert len(registration(store.table(), me(2), 0, UP, settings=lost).operations) == 2, "the core has values"

@@ -79,7 +79,7 @@ def test_a_proof_of_another_connection_is_refused() -> None:
         ({"node_id": 251}, ByeReason.PROTOCOL_ERROR),
         ({"incarnation": 0}, ByeReason.PROTOCOL_ERROR),
         ({"incarnation": 1 << 63}, ByeReason.PROTOCOL_ERROR),
-        ({"channel": 9}, ByeReason.PROTOCOL_ERROR),
+        ({"channel": 10}, ByeReason.PROTOCOL_ERROR),
         ({"nonce": b""}, ByeReason.PROTOCOL_ERROR),
         ({"node_uuid": b"x" * 17}, ByeReason.PROTOCOL_ERROR),
     ],

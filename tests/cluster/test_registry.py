@@ -337,9 +337,21 @@ def test_another_session_of_the_holder_is_revoked_after_a_takeover() -> None:
     one = made()
     session = owned(one, 2)
     grant = granted(one.claim(3, claim(2), 0, CLOCK))
-    assert one.announce(2, held(session.generation - 1)) == []
+    assert one.announce(2, held(session.generation - 1), 0, CLOCK) == []
     done = one.done(3, Done(KEY, grant.generation, held(grant.generation), True), 0, CLOCK)
     assert done == [ToNode(2, Revoke(KEY, session.generation - 1, 3))]
+
+
+def test_a_grant_that_was_lost_ends_with_the_session_that_its_node_announces() -> None:
+    """Seed 2 of members in etcd: its claim went to another registrar, and what it announced waited for the end of the lock."""
+    one = made()
+    first = owned(one, 2)
+    grant = granted(one.claim(3, claim(5), 0, CLOCK))
+    own = held(grant.generation + 1, grant.generation + 1)
+    assert one.announce(3, own, 0, CLOCK) == [ToNode(2, Revoke(KEY, first.generation, 3))]
+    assert one.entry(KEY) == (3, own)
+    done = one.claim(1, claim(6), 0, CLOCK)
+    assert {type(output.message) for output in done} == {Who}, "whether the grant was carried out is not known"
 
 
 def test_a_holder_that_was_not_taken_from_is_revoked() -> None:
@@ -384,7 +396,7 @@ def test_an_answer_without_a_session_ends_what_its_node_reported_before() -> Non
     owned(one, 2)
     one._tables[KEY.partition].known.discard(3)
     [asked] = [output.message for output in one.claim(1, claim(5), 0, CLOCK) if isinstance(output.message, Who)]
-    one.announce(3, held(CLOCK << 17, CLOCK << 17))
+    one.announce(3, held(CLOCK << 17, CLOCK << 17), 0, CLOCK)
     assert granted(one.here(3, Here(asked.number, KEY, None), 0, CLOCK)).holder == 2
 
 

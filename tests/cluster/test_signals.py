@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from shardbroker.cluster.faults import ByeReason, PeerFault
-from shardbroker.cluster.handshake import FEATURE_LOAD, Handshake, Identity, cluster_uuid
+from shardbroker.cluster.handshake import FEATURE_ACCESS, FEATURE_LOAD, FEATURE_RETAINED, Handshake, Identity, cluster_uuid
 from shardbroker.cluster.messages import Hello, Load, Message, Welcome
 from shardbroker.cluster.outputs import Close, Send
 from shardbroker.cluster.rlog import MemoryRouteLog, SubackWait
@@ -75,7 +75,8 @@ def test_the_load_goes_to_nodes_that_take_it(takes_load: bool) -> None:
     answers = sent(proof)
     assert any(isinstance(one, Welcome) for one in answers)
     assert bool(greeting.features & FEATURE_LOAD) is takes_load
-    assert node.retained_peers() == ({1: 2} if takes_load else {}), "an earlier version gets no retained messages either"
+    for feature in (FEATURE_RETAINED, FEATURE_ACCESS):
+        assert node.peers_with(feature) == ({1: 2} if takes_load else {}), "an earlier version gets no retained messages or users"
 
     def loads() -> list[Message]:
         return [one.message for one in node.tick(1_000, 0) if isinstance(one, Send) and isinstance(one.message, Load)]

@@ -148,9 +148,9 @@ def test_a_load_has_bounds() -> None:
 
 
 def test_the_preface() -> None:
-    assert [channel_of(preface(channel)) for channel in (0, 8)] == [0, 8]
+    assert [channel_of(preface(channel)) for channel in (0, 8, 9, 10)] == [0, 8, 9, 10]
     assert len(preface(0)) == PREFACE_BYTES == 8
-    for wrong in b"GET / HT", b"SBLK\2\0\0\0", b"SBLK\1\x09\0\0", b"SBLK\1\0\0\1", bytes(8):
+    for wrong in b"GET / HT", b"SBLK\2\0\0\0", b"SBLK\1\x0b\0\0", b"SBLK\1\0\0\1", bytes(8):
         with pytest.raises(PeerFault, match="preface"):
             channel_of(wrong)
 

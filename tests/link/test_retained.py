@@ -9,7 +9,7 @@ import pytest
 
 from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.messages import RetainedAck, RetainedMessages, RetainedRows
-from shardbroker.link import retained
+from shardbroker.link import tables
 from shardbroker.link.retained import RetainedLink
 from shardbroker.stores.replicated import ReplicatedStore
 from shardbroker.stores.retained import RetainedStoreRefused
@@ -62,7 +62,7 @@ def rows(*messages: Any, number: int = 1) -> RetainedRows:
 
 
 def test_a_peer_that_sends_more_than_its_window_is_refused(half: Half, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retained, "INPUT_MAX", 1000)
+    monkeypatch.setattr(tables, "INPUT_MAX", 1000)
     driven = Driven(half)
     for number in range(1, 4):
         driven.link.arrived(NUMBER, rows(message(b"t"), number=number), 400)
@@ -72,7 +72,7 @@ def test_a_peer_that_sends_more_than_its_window_is_refused(half: Half, monkeypat
 
 
 def test_what_the_disk_refuses_is_taken_again(half: Half, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retained, "RETRY_S", 0.05)
+    monkeypatch.setattr(tables, "RETRY_S", 0.05)
     refusals = [RetainedStoreRefused("no space", 28), RetainedStoreRefused("no space", 28)]
     merge = ReplicatedStore.merge
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+import cbor2
 import pytest
 
 from shardbroker.cluster.clock import HybridClock, stamp_of
@@ -302,3 +303,34 @@ def test_messages_between_workers_are_passed_on_in_parts_and_in_a_run_only(chann
     assert at_worker == [FromWorker(2, large), (2, Wait(1, KEY))]
     channel.link.lost()
     assert not channel.link.send_from(2, b"late")
+
+
+def test_a_process_that_replaces_the_worker_goes_on_with_the_run(channel: Channel) -> None:
+    """In the middle of a large message in each direction, and with what waits in the socket."""
+    channel.begin()
+    for number in range(3):
+        assert channel.worker.send(2, LARGE._replace(generation=number))
+        assert channel.link.send(Packed(2, *encode_session(LARGE._replace(generation=10 + number)), 0))
+    channel.worker.receive()
+    image = cbor2.loads(cbor2.dumps(channel.worker.image()))
+    clock = HybridClock()
+    channel.worker = SessionChannel(channel.sockets[0].fileno(), clock, lambda: CLOCK_MS, begins=False)
+    channel.worker.take_image(image)
+    at_worker, at_link = channel.turn()
+    assert [one.generation for one in at_link] == [0, 1, 2]
+    assert [message.generation for _, message in at_worker] == [10, 11, 12]
+
+
+def test_a_worker_pauses_for_a_while(channel: Channel) -> None:
+    channel.begin()
+    channel.worker.pause()
+    channel.turn()
+    assert channel.link.is_paused
+    channel.worker.resume()
+    channel.turn()
+    assert not channel.link.is_paused
+    channel.worker.pause()
+    channel.turn()
+    channel.start_worker()
+    channel.turn()
+    assert not channel.link.is_paused, "another process begins a run"

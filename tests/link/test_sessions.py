@@ -460,6 +460,26 @@ def test_questions_to_a_worker_that_is_being_started_are_answered_for_it() -> No
         assert len(sent) == 2
 
 
+def test_questions_to_a_worker_that_is_being_replaced_are_answered_for_it() -> None:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, other:
+        sent: list[tuple[int, Packed]] = []
+        dispatcher = SessionDispatcher(
+            [other.fileno()], (0,) * 1024, Budget(), lambda *message: sent.append(message) or True, lambda worker: False  # type: ignore[func-returns-value]
+        )
+        channel = SessionChannel(one.fileno(), HybridClock())
+        dispatcher.start(Loop())  # type: ignore[arg-type]
+        dispatcher.follow(SessionView(0, 1, linked=frozenset({2})), {2: 10})
+        take = Take(key(1), 70, "c", False)
+        for paused in (True, False):
+            channel.receive()
+            (channel.pause if paused else channel.resume)()
+            dispatcher._read(dispatcher._ends[0])
+            dispatcher.arrived(2, take, Frame(*encode_session(take), stamp=5))
+        assert [decode_session(packed.type, packed.body) for _, packed in sent] == [Starting(70, key(1))]
+        channel.close()
+
+
 def test_a_dropped_message_is_counted() -> None:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with one, other:

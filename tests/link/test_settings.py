@@ -42,7 +42,7 @@ def test_without_a_cluster_nothing_has_to_be_set() -> None:
         ('cluster.core.members=["n 1@a"]', "not 'n 1@a'"),
         ("cluster.core.bind=n1:12379", "IP:PORT with a port from 1 to 65534"),
         ("cluster.core.bind=10.0.0.1:65535", "IP:PORT with a port from 1 to 65534"),
-        ("cluster.role=witness", "'auto', 'core', 'replicant'"),
+        ("cluster.role=observer", "'auto', 'core', 'replicant'"),
         ("cluster.core.mode=external", "cluster.etcd.endpoints = a list of 1 to 16 different addresses http://HOST:PORT"),
         ("cluster.core.mode=external", "static with core.mode = none, etcd, manual, dns or k8s with external"),
         ("cluster.discovery=manual", "etcd, manual, dns or k8s with external, manual, dns or k8s with managed"),

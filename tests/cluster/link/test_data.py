@@ -218,6 +218,30 @@ def test_an_unreachable_peer_is_spooled_for_and_gets_everything_in_order(tmp_pat
     pump([one, other], lambda: one.driver._spools[2].bytes == 0)  # type: ignore[union-attr]
 
 
+def lagging(node: Node) -> int:
+    assert node.driver is not None
+    return node.driver._lagging
+
+
+def test_messages_may_be_missing_until_a_new_connection_has_brought_them(tmp_path: Path, made: list[Node]) -> None:
+    one, other = pair(tmp_path, made)
+    other.process()
+    assert lagging(other) == 1, "before the process is ready"
+    one.process()
+    pump([one, other], lambda: lagging(other) == 0)
+    one.drop_process()
+    pump([other], lambda: lagging(other) == 1)
+    for number in range(200):
+        one.put(2, 0, record(number))
+    one.process()
+    pump([one, other], lambda: lagging(other) == 0)
+    assert other.numbers(0) == [*range(200)]
+    one.drop_process()
+    pump([other], lambda: lagging(other) == 1)
+    other.add_peer(one, link=LinkState.DOWN)
+    pump([other], lambda: lagging(other) == 0)      # its messages are not waited for
+
+
 def test_an_attempt_that_hangs_is_given_up_when_the_signal_link_is_up(tmp_path: Path, made: list[Node]) -> None:
     """The next SYN of a connection that began during a split comes after 1, 2 or 4 s."""
     one, other = Node(tmp_path, 1), Node(tmp_path, 2)

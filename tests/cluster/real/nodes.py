@@ -3,7 +3,7 @@
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 from shardbroker.control import Control, ControlError
 from shm.ring import Inbox, Ring
 from tests.cluster.real.network import Network
+from tests.edge.certificates import Authority
 from tests.harness import Client
 from tests.harness.broker import Broker, free_port
 from tests.harness.waiting import until
@@ -41,12 +42,14 @@ class Nodes:
         powered: Sequence[int] = (),
         endpoints: Sequence[str] = (),
         cores: Sequence[int] = (),
+        members: Mapping[str, str] | None = None,
         **common: Any,
     ) -> None:
         """endpoints: of etcd, which then has the members and allots the ids; those of nodes started together have any order. cores:
-        nodes that run it instead."""
+        nodes that run it instead; members: with others, by name and address."""
         self.directory = directory
         self.cores = {number: f"{network.host(number)}:12379" if network else f"{HOST}:{free_pair()}" for number in cores}
+        self.members = members or {}
         self.network = network
         self.endpoints = endpoints
         numbers = range(1, count + 1)
@@ -72,6 +75,7 @@ class Nodes:
     def settings(self, number: int) -> dict[str, Any]:
         if self.cores:
             members = [f"{self.name(core)}={address}" for core, address in self.cores.items()]
+            members += [f"{name}={address}" for name, address in self.members.items()]
             bind = self.cores.get(number) or (f"{self.network.host(number)}:12379" if self.network else f"{HOST}:{free_pair()}")
             return {
                 "node.name": self.name(number), "cluster.enable": "true", "cluster.core.members": json.dumps(members),
@@ -163,6 +167,17 @@ class Nodes:
         return pid
 
 
+def tls_of(authority: Authority, *numbers: int) -> dict[int, dict[str, Any]]:
+    """Returns the settings of nodes with TLS between them, by number."""
+    return {
+        number: {
+            "cluster.tls.enable": "true", "cluster.tls.cacertfile": authority.cafile,
+            "cluster.tls.certfile": authority.issue(f"n{number}", f"n{number}@{HOST}", (HOST,)),
+        }
+        for number in numbers
+    }  # fmt: skip
+
+
 def free_pair() -> int:
     """Returns the first of two ports on which nothing listens."""
     port = free_port()
@@ -191,12 +206,15 @@ def _disk(path: Path, size: str) -> Iterator[None]:
 
 
 @contextmanager
-def running(count: int, disks: Mapping[int, str] | None = None, **arguments: Any) -> Iterator[Nodes]:
-    """Nodes that are started, and stopped at the end; `disks` has the sizes of disks of their own."""
+def running(
+    count: int, disks: Mapping[int, str] | None = None, prepare: Callable[[Nodes], None] = lambda nodes: None, **arguments: Any
+) -> Iterator[Nodes]:
+    """Nodes that are started, and stopped at the end; `disks` has the sizes of own disks. `prepare` is called before the start."""
     with tempfile.TemporaryDirectory(prefix="shardbroker-cluster-") as directory, ExitStack() as stack:
         for number, size in (disks or {}).items():
             stack.enter_context(_disk(Path(directory) / f"node-{number}", size))
         nodes = Nodes(Path(directory), count, **arguments)
+        prepare(nodes)
         try:
             nodes.start()
             yield nodes

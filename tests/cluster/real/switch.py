@@ -141,7 +141,7 @@ class Switch:
     def _reset(self, source: int, target: int, packet: bytes, segment: Segment) -> None:
         """Drops a packet, and sends a reset to both ends in its place, with the sequence number that each expects."""
         self._resets.discard(segment.flow)
-        self._channels.pop(segment.flow, None)
+        self._ending.add(segment.flow)  # more packets of it may be on the way
         ports = unpack_from("!HH", packet, (packet[0] & 15) * 4)
         own, other = packet[12:16], packet[16:20]
         self._deliver(target, _reset(own, other, *ports, segment.sequence, segment.ack))

@@ -13,7 +13,7 @@ from shardbroker.config.cluster import Cluster, missing_etcd
 from shardbroker.control import Control, ControlError
 from shardbroker.membership.core_file import CorePlan, write_plan
 from tests.cluster.real.network import network
-from tests.cluster.real.nodes import Nodes, running
+from tests.cluster.real.nodes import Nodes, running, tls_of
 from tests.cluster.real.test_core import await_leases, core_of, linked
 from tests.edge.certificates import Authority
 from tests.harness.needed import needed
@@ -47,6 +47,14 @@ def test_three_cores_and_a_replicant() -> None:
         found = cores_of(nodes, 4)
         assert sorted(found.values()) == ["follower", "follower", "leader"] and sorted(found) == ["n1", "n2", "n3"]
 
+        def described() -> dict[str, tuple[str, int]]:
+            with Control(nodes.brokers[4].data_dir) as control:
+                rows = control.call("cluster topology")["data"]
+            return {row["node"].partition("@")[0]: (row["role"], len(row["cores"])) for row in rows}
+
+        cores = dict.fromkeys(("n1", "n2", "n3"), ("core", 2))
+        until(lambda: described() == {**cores, "n4": ("replicant", 1)}, lambda: str(described()))
+
         first = etcd_of(nodes, 1)
         assert first is not None
         assert (nodes.brokers[1].data_dir / "etcd" / "member").is_dir()
@@ -67,6 +75,7 @@ def test_three_cores_and_a_replicant() -> None:
         nodes.brokers[2].stop()
         await_leases(nodes, 4, **{**everybody, "n2": "none"})
         assert cores_of(nodes, 4)["n2"] == "stopped"
+        until(lambda: described()["n2"] == ("unknown", 0) and described()["n1"] == ("core", 1), lambda: str(described()))
         nodes.start([2])
         await_leases(nodes, 4, **everybody)
         pids = [process.pid for number in (1, 2, 3) if (process := etcd_of(nodes, number)) is not None]
@@ -82,6 +91,7 @@ def test_one_core_alone_dies_with_its_broker_and_returns() -> None:
         assert first is not None and first.environ()["ETCD_PRE_VOTE"] == "true"
         broker.kill_process(broker.child_pids("cluster")[0])
         until(lambda: not psutil.pid_exists(first.pid), timeout_s=5)
+        until(lambda: etcd_of(nodes, 1) is not None)  # before that, the state is the last one of the process that was killed
         until(lambda: core_of(nodes, 1) == "connected")
         epoch, second = nodes.status(1)["epoch"], etcd_of(nodes, 1)
         assert second is not None
@@ -95,13 +105,7 @@ def test_one_core_alone_dies_with_its_broker_and_returns() -> None:
 def test_a_core_over_tls_and_the_alarms_of_etcd(tmp_path: Path) -> None:
     needed("etcd")
     authority = Authority(tmp_path)
-    each = {
-        number: {
-            "cluster.tls.enable": "true", "cluster.tls.cacertfile": authority.cafile,
-            "cluster.tls.certfile": authority.issue(f"n{number}", f"n{number}@127.0.0.1", ("127.0.0.1",)),
-        }
-        for number in (1, 2)
-    }  # fmt: skip
+    each = tls_of(authority, 1, 2)
     with running(2, cores=(1,), each=each) as nodes:
         linked(nodes)
         for number in nodes.brokers:

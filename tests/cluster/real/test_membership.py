@@ -22,8 +22,9 @@ def test_two_nodes_see_each_other() -> None:
             ]  # fmt: skip
             linked = {"name": nodes.name(other), "link": "up", "routes": "normal", "lag": 0}
             until(lambda own=own: nodes.status(own)["peers"][0]["data"] == "up")
-            until(lambda own=own: nodes.status(own)["peers"][0]["retained"] == "synced")
-            assert nodes.status(own)["peers"] == [{**linked, "data": "up", "spool_bytes": 0, "retained": "synced", "error": ""}]
+            linked |= {"retained": "synced", "access": "synced"}
+            until(lambda own=own, linked=linked: linked.items() <= nodes.status(own)["peers"][0].items())
+            assert nodes.status(own)["peers"] == [{**linked, "data": "up", "spool_bytes": 0, "error": ""}]
             assert not status["isolated"]
             assert status["epoch"] > 1
             assert status["self"] == nodes.name(own)
@@ -89,7 +90,7 @@ def test_a_wrong_cookie_is_refused_by_both_sides() -> None:
                 assert "cookie" in until(lambda number=number: nodes.status(number)["peers"][0]["error"])
                 assert status["peers"][0].pop("error") in ("", nodes.status(number)["peers"][0]["error"])
                 known = {"name": nodes.addresses[peer - 1], "routes": "bootstrap", "lag": 0}
-                assert status["peers"] == [{**known, "data": "down", "spool_bytes": 0, "retained": "none"}]
+                assert status["peers"] == [{**known, "data": "down", "spool_bytes": 0, "retained": "none", "access": "none"}]
             assert nodes.counters(1)["link.refused"] and nodes.counters(2)["link.refused"]
             assert COOKIES_NEVER_SHOWN not in nodes.output(1) + nodes.output(2)
 

@@ -99,6 +99,33 @@ def test_what_a_killed_peer_had_in_its_rings_is_delivered_after_its_restart() ->
         client(stack, nodes, 2, name, clean=False).expect_messages(*sent)
 
 
+@pytest.mark.parametrize("overflow", ["drop", "push_back"])
+def test_publishers_do_not_wait_for_full_queues_of_another_node(overflow: str) -> None:
+    """Both drop the same number, plain and shared: push_back the newest messages, which were acknowledged at the other node."""
+    settings = {"mqtt.mqueue_overflow": overflow, "mqtt.max_mqueue_len": 40, "mqtt.max_inflight": 4}
+    with running(2, workers=2, **settings) as nodes, ExitStack() as stack:
+        linked(nodes)
+        sent = [b"%d" % number for number in range(100)]
+        for number, filter in enumerate(("t/0", "$share/g/t/1")):
+            still = stack.enter_context(Client(nodes.brokers[2].address, 5, f"still{number}", auto_ack=False, timeout=20))
+            still.subscribe(filter, 1)
+            publisher = client(stack, nodes, 1, f"publisher{number}")
+            began = time.monotonic()
+            for payload in sent:
+                publisher.publish(f"t/{number}", payload, qos=1)
+            assert time.monotonic() - began < 4.0, "push_back_timeout is 5 s"
+            dropped = 56 * (number + 1)
+            until(lambda: nodes.counters(2)["delivery.dropped.queue_full"] == dropped, timeout_s=10)  # noqa: B023
+            got = []
+            while len(got) < 44:
+                message = still.recv()
+                still.ack(message)
+                got.append(message.payload)
+            assert got == (sent[:44] if overflow == "push_back" else sent[:4] + sent[60:])
+            still.expect_none()
+        assert nodes.counters(1)["overload.acks_held"] == nodes.counters(2)["overload.acks_held"] == 0
+
+
 @pytest.mark.parametrize("level", ["process", "machine"])
 @pytest.mark.parametrize("kill", ["links", "workers", "peer"])
 def test_nothing_acknowledged_is_lost_and_no_qos_2_comes_twice_while_processes_are_killed(kill: str, level: str) -> None:

@@ -6,6 +6,9 @@ a while: in halves, one node, one pair, one direction. After the last kill every
 has to be at each client, and none of QoS 2 twice. A message whose publisher had no answer, since its node was killed, may be there
 or not.
 
+Kinds `replace` and `upgrade` move a worker, or a node, to new processes, half of the time with a kill in the middle. Without kills
+(`--kind replace,upgrade --interrupted 0`) no client that stays at its node may be disconnected.
+
 The choices follow from the seed, the moments do not: processes need more or less time to be there again.
 """
 
@@ -20,12 +23,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
+from shardbroker.control import Control, ControlError
 from tests.cluster.real.network import Network, why_not
 from tests.cluster.real.nodes import HOST, Nodes
 from tests.harness import Client, Closed, wire
@@ -35,6 +40,14 @@ from tests.torture.killer import aimed_at
 __all__ = ["Outcome", "run"]
 
 KINDS = "worker", "link", "manager", "node", "cut"
+MOVES = "replace", "upgrade"
+MOVE_SHARE = 0.3
+"""Moves among all that is done, if other kinds are chosen too."""
+INTERRUPTED = 0.5
+"""Moves with a kill in the middle."""
+INTERRUPT_S = 0.0, 0.6
+LONGEST_S = 120.0
+"""Of a move: an upgrade has to start all processes."""
 KEPT = {"session_expiry_interval": 3600}
 MOVERS = 2
 WAIT = "wait:50s"
@@ -111,6 +124,8 @@ class Receiver(threading.Thread):
         self.new_sessions = -1
         """CONNECTs behind the first one that have found no session."""
         self.moves = 0
+        self.lost = 0
+        """Connections that have ended while the client stays at its node."""
         self.ended, self.is_ready, self.stays = threading.Event(), threading.Event(), threading.Event()
         self.connects: list[tuple[float, str]] = []
         """When, and what was found."""
@@ -123,7 +138,9 @@ class Receiver(threading.Thread):
             try:
                 with self.nodes.connect(node, self.name_, clean=False, timeout=60, properties=KEPT, auto_ack=False) as client:
                     self._serve(client, node)
+                self.lost += self.home is not None and not self.ended.is_set()
             except (OSError, AssertionError, Closed):
+                self.lost += self._is_subscribed and self.home is not None
                 time.sleep(0.1)
 
     def _serve(self, client: Client, node: int) -> None:
@@ -176,6 +193,11 @@ class Outcome:
     """When something was killed, cut, healed or started."""
     moves: int = 0
     new_sessions: int = 0
+    replaced: Counter[str] = field(default_factory=Counter)
+    """Moves by what has become of them."""
+    interrupted: int = 0
+    disconnects: int = 0
+    """Of clients that stay at their node."""
     missing: dict[str, int] = field(default_factory=dict)
     twice: dict[str, int] = field(default_factory=dict)
     """Messages of QoS 2."""
@@ -192,6 +214,9 @@ class Outcome:
         text = f"seed {self.seed}: {self.kills.total()} kills ({kinds}), {self.cuts} cuts, "
         text += f"{self.acknowledged} messages acknowledged, {self.unanswered} unanswered{codes}, "
         text += f"{self.moves} connects, {self.new_sessions} of them without a session; "
+        if self.replaced:
+            moved = ", ".join(f"{name} {number}" for name, number in sorted(self.replaced.items()))
+            text += f"moved: {moved}, {self.interrupted} with a kill; {self.disconnects} disconnects of clients that stay; "
         text += f"missing {self.missing or 0}, QoS 2 twice {self.twice or 0}"
         return text + "".join(f"\n{fault}" for fault in self.faults)
 
@@ -200,9 +225,12 @@ class Killer:
     """Kills processes of nodes that the run has started, each through a descriptor of the process, and cuts the network."""
 
     def __init__(
-        self, nodes: Nodes, network: Network, outcome: Outcome, workers: int, rng: random.Random, kinds: Sequence[str]
-    ) -> None:
+        self, nodes: Nodes, network: Network, outcome: Outcome, workers: int, rng: random.Random, kinds: Sequence[str],
+        interrupted: float = INTERRUPTED,
+    ) -> None:  # fmt: skip
         self.nodes, self.network, self.outcome, self.rng, self.kinds = nodes, network, outcome, rng, kinds
+        self.workers, self.interrupted = workers, interrupted
+        self.moving = [kind for kind in MOVES if kind in kinds]
         places = ["manager", "link-0", "link-1", *(f"worker-{number}" for number in range(workers))]
         self.places = [place for place in places if place.partition("-")[0] in kinds]
         self._whole_again: dict[int, threading.Thread] = {}
@@ -216,7 +244,9 @@ class Killer:
             self.network.heal()
             self._healed_at = 0.0
             self._note("healed")
-        if "cut" in self.kinds and (rng.random() < CUT_SHARE or len(self.kinds) == 1):
+        if self.moving and (rng.random() < MOVE_SHARE or {*self.kinds} <= {*MOVES}):
+            self._move(rng.choice([*self.nodes.brokers]), rng.choice(self.moving))
+        elif "cut" in self.kinds and (rng.random() < CUT_SHARE or len(self.kinds) == 1):
             if not self._healed_at:
                 self._cut()
                 self._healed_at = now + rng.uniform(*CUT_S)
@@ -228,6 +258,63 @@ class Killer:
 
     def _note(self, text: str) -> None:
         self.outcome.history.append((time.monotonic(), text))
+
+    def _move(self, node: int, kind: str) -> None:
+        """Replaces a worker, or all processes of a node, with a kill in the middle or without."""
+        if node in self._whole_again and self._whole_again[node].is_alive():
+            return
+        worker, victim = self.rng.randrange(self.workers), self.rng.choice(["link-0", "link-1", "manager", "worker", "successor"])
+        pause_s = self.rng.uniform(*INTERRUPT_S)
+        self._note(f"{kind} of node {node}, worker {worker}")
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(self._replace, node, worker) if kind == "replace" else pool.submit(self._upgrade, node)
+            if self.rng.random() < self.interrupted:
+                time.sleep(pause_s)
+                if not call.done():
+                    self._strike(node, f"worker-{worker}", victim)
+            found = call.result()
+        self.outcome.replaced[f"{kind}: {found or 'done'}"] += 1
+        self._note(f"{kind} of node {node}: {found or 'done'}")
+
+    def _strike(self, node: int, title: str, victim: str) -> None:
+        """Kills a process in the middle of a move; that of the worker which was started first, or last."""
+        broker = self.nodes.brokers[node]
+        pids = sorted(broker.child_pids(title if victim in ("worker", "successor") else victim))
+        if not pids or (victim == "successor" and len(pids) < 2):
+            return
+        with suppress(ProcessLookupError, AssertionError):
+            broker.kill_process(pids[-1 if victim == "successor" else 0])
+            self.outcome.kills[victim.partition("-")[0]] += 1
+            self.outcome.interrupted += 1
+            self._note(f"killed {victim} {title} of node {node} in a move")
+
+    def _replace(self, node: int, worker: int) -> str:
+        """Returns why a worker was not replaced, or an empty text."""
+        broker = self.nodes.brokers[node]
+        try:
+            with Control(broker.data_dir, timeout_s=LONGEST_S) as control:
+                control.call("workers replace", worker=worker)
+        except (ControlError, OSError) as error:
+            lines = [line for line in broker.output if "worker not replaced" in line]
+            known = lines and "the log has" in str(error)
+            return lines[-1].partition("reason=")[2].strip()[:100] if known else str(error)[:60]
+        return ""
+
+    def _upgrade(self, node: int) -> str:
+        """Returns why a node was not upgraded, or an empty text."""
+        directory, deadline = self.nodes.brokers[node].data_dir, time.monotonic() + LONGEST_S
+        try:
+            with Control(directory, timeout_s=LONGEST_S) as control:
+                control.call("upgrade", drain=False)
+        except (ControlError, OSError) as error:
+            return str(error)[:60]
+        while time.monotonic() < deadline:
+            with suppress(ControlError, OSError), Control(directory, timeout_s=LONGEST_S) as control:  # the manager starts again
+                state = control.call("upgrade-state")
+                if state["phase"] != "moving":
+                    return "" if state["phase"] == "done" else f"{state['phase']}: {state.get('problem', '')}"[:100]
+            time.sleep(0.1)
+        return "it does not end"
 
     def _cut(self) -> None:
         nodes = self.rng.sample([*self.nodes.brokers], len(self.nodes.brokers))
@@ -317,7 +404,7 @@ def _clients(nodes: Nodes, seed: int) -> Iterator[tuple[list[Publisher], list[Re
 
 def run(
     seed: int, kills: int, seconds: float, count_: int = 3, workers: int = 2, level: str = "process", kinds: Sequence[str] = KINDS,
-    keep: Path | None = None,
+    keep: Path | None = None, interrupted: float = INTERRUPTED,
 ) -> Outcome:  # fmt: skip
     """Makes one run, of so many kills or so many seconds, with these kinds of faults.
 
@@ -336,7 +423,7 @@ def run(
             nodes.start()
             _await_links(nodes)
             with _clients(nodes, seed) as (publishers, receivers):
-                killer = Killer(nodes, network, outcome, workers, rng, kinds)
+                killer = Killer(nodes, network, outcome, workers, rng, kinds, interrupted)
                 end = time.monotonic() + (seconds or float("inf"))
                 while (not kills or outcome.kills.total() < kills) and time.monotonic() < end and killer.failure is None:
                     killer.act()
@@ -390,6 +477,7 @@ def _collect(publishers: list[Publisher], receivers: list[Receiver], outcome: Ou
     for one in publishers:
         outcome.codes += one.codes
     for receiver in receivers:
+        outcome.disconnects += receiver.lost
         outcome.moves += receiver.moves
         outcome.new_sessions += receiver.new_sessions
         if lost := due - receiver.received.keys():
@@ -436,17 +524,20 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--level", choices=("process", "machine"), default="process", help="durability.level")
-    parser.add_argument("--kind", default=",".join(KINDS), help="of %(default)s")
+    parser.add_argument("--kind", default=",".join(KINDS), help=f"of %(default)s, {', '.join(MOVES)}")
+    parser.add_argument("--interrupted", type=float, default=INTERRUPTED, help="share of moves with a kill in the middle")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="new directory for data and logs of the nodes after a loss")
     given = parser.parse_args()
     kinds = given.kind.split(",")
-    if not {*kinds} <= {*KINDS}:
-        parser.error(f"--kind: must be of {', '.join(KINDS)}, got {given.kind}")
+    if not {*kinds} <= {*KINDS, *MOVES}:
+        parser.error(f"--kind: must be of {', '.join((*KINDS, *MOVES))}, got {given.kind}")
     if reason := why_not():
         parser.error(reason)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the nodes end with us
     print(f"seed {given.seed}", flush=True)
-    outcome = run(given.seed, given.kills, given.seconds, given.nodes, given.workers, given.level, kinds, given.keep)
+    outcome = run(
+        given.seed, given.kills, given.seconds, given.nodes, given.workers, given.level, kinds, given.keep, given.interrupted
+    )  # fmt: skip
     print(outcome, flush=True)
     return 0 if outcome.is_good else 1
 

@@ -302,7 +302,7 @@ class RoamingNode(Node):
         for key, position in [*self.routed]:
             if all(one >= position for one in acked):
                 self.routed.remove((key, position))
-                self.claims(self.core.claims.routed(key))
+                self.claims(self.core.claims.routed(key, self.cluster.events.now_ms))
 
     # --- outputs -------------------------------------------------------------------------------------------------------
 
