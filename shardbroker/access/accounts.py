@@ -1,8 +1,9 @@
 """The accounts of the REST API: accounts of people, keys of programs, tokens of logins. One SQLite file in the data directory.
 
-The manager changes it for `ctl` and REST. The process of the REST API looks up names, keys and tokens, and records logins. Both may
-have it open: each change is one transaction. Passwords are stored as argon2id, which is slow to guess. Secrets of keys and tokens
-are 256 random bits, which cannot be guessed, so a plain SHA-256 of them is stored: checking it at each request costs little.
+The manager changes it for `ctl` and REST. The process of the REST API looks up names, keys and tokens, and records logins; link-0
+of a node in a cluster stores what other nodes have changed, and sends what this one has (account_stamps.py). All may have it open:
+each change is one transaction. Passwords are stored as argon2id, which is slow to guess. Secrets of keys and tokens are 256 random
+bits, which cannot be guessed, so a plain SHA-256 of them is stored: checking it at each request costs little.
 """
 
 import os
@@ -15,6 +16,19 @@ from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
 from typing import Any, Literal
+
+from shardbroker.access.account_stamps import (
+    ACCOUNT,
+    TABLES,
+    VERSION,
+    fields_of,
+    first_account_id,
+    migrate,
+    set_stamp,
+    store_fields,
+    trim,
+)
+from shardbroker.stores.retained_stamps import TopicState
 
 __all__ = ["ACCOUNTS_FILE", "ADMINISTRATOR", "AccountError", "Accounts", "Role", "open_sqlite"]
 
@@ -68,7 +82,20 @@ class Accounts:
         path = data_dir / ACCOUNTS_FILE
         with _account_errors(path):
             self._db = open_sqlite(path, _TABLES)
+            version = self._migrated()
         self._path = path
+        if version > VERSION:
+            self._db.close()
+            text = f"version of the file: must be at most {VERSION}, got {version}: a newer version of shardbroker has made it"
+            raise AccountError("NOT_AVAILABLE", f"{path}: {text}")
+
+    def _migrated(self) -> int:
+        """Returns the version of the file; one without a version is given the present one."""
+        try:
+            return migrate(self._db)
+        except sqlite3.Error:
+            self._db.close()
+            raise
 
     @classmethod
     def opened(cls, data_dir: Path) -> "tuple[Accounts, str]":
@@ -103,11 +130,12 @@ class Accounts:
         """Creates the first account if there is no account; returns its password, which is not stored, or None."""
         password = secrets.token_urlsafe(15)
         hashed = hash_password(password.encode())
-        with self._change() as db:
+        with self.changing() as db:
             if db.execute("SELECT 1 FROM accounts").fetchone():
                 return None
             row = (FIRST_NAME, hashed, ADMINISTRATOR, "made at the first start")
             db.execute("INSERT INTO accounts VALUES (?, ?, ?, ?)", row)
+            set_stamp(db, ACCOUNT, FIRST_NAME, first_account_id(), TopicState.LIVE, 0)
         return password
 
     def accounts(self) -> list[dict[str, Any]]:
@@ -122,14 +150,15 @@ class Accounts:
             return self._db.execute("SELECT hash, role FROM accounts WHERE name = ?", (name,)).fetchone()  # type: ignore[no-any-return]
 
     def add(self, name: str, hashed: str, role: Role, description: str) -> None:
-        with self._change() as db:
+        with self.changing() as db:
             try:
                 db.execute("INSERT INTO accounts VALUES (?, ?, ?, ?)", (name, hashed, role, description))
-            except sqlite3.IntegrityError:
+            except sqlite3.IntegrityError as error:
+                _check_exists(error)
                 raise AccountError("ALREADY_EXISTS", f"account {name!r} already exists") from None
 
     def update(self, name: str, role: Role | None, description: str | None) -> None:
-        with self._change() as db:
+        with self.changing() as db:
             values = (role, description, name)
             done = db.execute(
                 "UPDATE accounts SET role = ifnull(?, role), description = ifnull(?, description) WHERE name = ?", values
@@ -139,15 +168,16 @@ class Accounts:
 
     def set_password(self, name: str, hashed: str) -> None:
         """Sets a password and ends the account's logins."""
-        with self._change() as db:
+        with self.changing() as db:
             _check_found(db.execute("UPDATE accounts SET hash = ? WHERE name = ?", (hashed, name)).rowcount, "account", name)
             db.execute("DELETE FROM tokens WHERE name = ?", (name,))
 
     def delete(self, name: str) -> None:
-        with self._change() as db:
+        with self.changing() as db:
             _check_found(db.execute("DELETE FROM accounts WHERE name = ?", (name,)).rowcount, "account", name)
             db.execute("DELETE FROM tokens WHERE name = ?", (name,))
             _check_administrator_left(db)
+            trim(db, time.time_ns() // 1_000_000)
 
     # --- tokens -----------------------------------------------------------------------------------------------------------------
 
@@ -155,7 +185,7 @@ class Accounts:
         """Returns a new token for an account whose password has been verified."""
         token = secrets.token_urlsafe(32)
         now = time.time()
-        with self._change() as db:
+        with self.changing() as db:
             db.execute("DELETE FROM tokens WHERE expires_at < ?", (now - life_s,))
             kept = "SELECT digest FROM tokens WHERE name = ? ORDER BY expires_at DESC LIMIT ?"
             db.execute(f"DELETE FROM tokens WHERE name = ? AND digest NOT IN ({kept})", (name, name, TOKENS_MAX - 1))
@@ -163,7 +193,7 @@ class Accounts:
         return token
 
     def log_out(self, token: str) -> None:
-        with self._change() as db:
+        with self.changing() as db:
             db.execute("DELETE FROM tokens WHERE digest = ?", (_digest(token),))
 
     def of_token(self, token: str) -> tuple[str, Role]:
@@ -193,10 +223,11 @@ class Accounts:
         """Adds a key; returns it and its secret, which is not stored."""
         key, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         row = (name, key, _digest(secret), role, description, 1, time.time_ns() // 1_000_000, expires_ms)
-        with self._change() as db:
+        with self.changing() as db:
             try:
                 db.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            except sqlite3.IntegrityError:
+            except sqlite3.IntegrityError as error:
+                _check_exists(error)
                 raise AccountError("ALREADY_EXISTS", f"key {name!r} already exists") from None
         return key, secret
 
@@ -204,7 +235,7 @@ class Accounts:
         self, name: str, role: Role | None, description: str | None, enable: bool | None, expires_ms: int | None
     ) -> None:
         """Changes a key; values that are None are kept. `expires_ms` 0: never."""
-        with self._change() as db:
+        with self.changing() as db:
             done = db.execute(
                 "UPDATE keys SET role = ifnull(?, role), description = ifnull(?, description), enable = ifnull(?, enable), "
                 "expires_at = CASE WHEN ? IS NULL THEN expires_at WHEN ? = 0 THEN NULL ELSE ? END WHERE name = ?",
@@ -213,8 +244,9 @@ class Accounts:
             _check_found(done.rowcount, "key", name)
 
     def delete_key(self, name: str) -> None:
-        with self._change() as db:
+        with self.changing() as db:
             _check_found(db.execute("DELETE FROM keys WHERE name = ?", (name,)).rowcount, "key", name)
+            trim(db, time.time_ns() // 1_000_000)
 
     def of_key(self, key: str, secret: str) -> tuple[str, Role]:
         """Returns name and role of a key. Raises AccountError BAD_API_KEY_OR_SECRET, without giving the cause."""
@@ -227,8 +259,36 @@ class Accounts:
             )
         return row[0], row[1]
 
+    # --- whole rows -------------------------------------------------------------------------------------------------------------
+
+    def exported(self, kind: int) -> list[dict[str, Any]]:
+        """Returns all accounts or keys with the hashes of their passwords or secrets, by name."""
+        with self.reading() as db:
+            names = [name for (name,) in db.execute(f"SELECT name FROM {TABLES[kind][0]} ORDER BY name").fetchall()]
+            return [{"name": name, **(fields_of(db, kind, name) or {})} for name in names]
+
+    def put(self, kind: int, name: str, fields: dict[str, Any]) -> None:
+        """Stores an account or key whose fields have been checked, in place of the one of its name."""
+        with self.changing() as db:
+            try:
+                store_fields(db, kind, name, fields)
+            except sqlite3.IntegrityError as error:
+                _check_exists(error)
+                raise AccountError("ALREADY_EXISTS", "its key is that of another name") from None
+            _check_administrator_left(db)
+
     @contextmanager
-    def _change(self) -> Iterator[sqlite3.Connection]:
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Opens a transaction that changes nothing."""
+        with _account_errors(self._path):
+            self._db.execute("BEGIN")
+            try:
+                yield self._db
+            finally:
+                self._db.execute("ROLLBACK")
+
+    @contextmanager
+    def changing(self) -> Iterator[sqlite3.Connection]:
         """Opens a transaction for one change."""
         with _account_errors(self._path):
             self._db.execute("BEGIN IMMEDIATE")
@@ -253,6 +313,12 @@ def _account_errors(path: Path) -> Iterator[None]:
 
 def _digest(secret: str) -> bytes:
     return sha256(secret.encode(errors="surrogateescape")).digest()
+
+
+def _check_exists(error: sqlite3.IntegrityError) -> None:
+    """Raises the error again if a trigger has refused the row."""
+    if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_TRIGGER:
+        raise error
 
 
 def _check_found(count: int, what: str, name: str) -> None:

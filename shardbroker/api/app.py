@@ -21,7 +21,7 @@ from shardbroker.control import AsyncControl, ControlError
 from shardbroker.control.errors import STATUSES
 from shardbroker.logs.phrases import Line, log_line
 
-__all__ = ["DOCUMENT", "build_app", "document"]
+__all__ = ["DOCUMENT", "build_app", "document", "has_dashboard"]
 
 DOCUMENT = "/api-docs/swagger.json"
 """Path of the OpenAPI document, which is public."""
@@ -32,6 +32,11 @@ DASHBOARD_PACKAGES = ("nicegui", "paho")
 PROBLEMS_MAX = 10
 """Most problems of a request that the response lists."""
 DESCRIPTION = "What `shardbroker ctl` can do, over HTTP, with the paths and shapes of EMQX 5. See docs/rest.md."
+
+
+def has_dashboard() -> bool:
+    """Returns whether the extra `dashboard` is installed."""
+    return all(find_spec(name) is not None for name in DASHBOARD_PACKAGES)
 
 
 def build_app(data_dir: Path, node: str, token_life_s: float, accounts: Accounts, complain: Callable[[Line], None]) -> FastAPI:
@@ -57,7 +62,7 @@ def build_app(data_dir: Path, node: str, token_life_s: float, accounts: Accounts
     for router in ROUTERS:
         app.include_router(router, prefix=PREFIX)
     app.add_middleware(Guard, accounts=accounts)
-    if all(find_spec(name) is not None for name in DASHBOARD_PACKAGES):
+    if has_dashboard():
         from shardbroker.api.dashboard import add_dashboard
 
         add_dashboard(app)

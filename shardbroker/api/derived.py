@@ -21,7 +21,7 @@ from shardbroker.control.verbs import Page
 __all__ = ["add_routes", "derived_router"]
 
 NODE = "node"
-"""Part of a path that has to be the name of this node."""
+"""Part of a path that names the node which carries out the verb."""
 TYPES: dict[Answer, Any] = {
     "result": dict[str, Any], "data": dict[str, Any], "rows": list[dict[str, Any]], "page": dict[str, Any], "nothing": None,
 }  # fmt: skip
@@ -60,7 +60,7 @@ def _endpoint(verb: Verb, rest: Rest) -> Callable[..., Awaitable[Any]]:
 
     async def endpoint(call: VerbCall, **given: Any) -> Any:
         if NODE in given:
-            call.check_node(given.pop(NODE))
+            call = call.at(given.pop(NODE))
         place = given.get("query")
         for model in (given.pop("query", None), given.pop("body", None)):
             given |= model.model_dump() if model is not None else {}

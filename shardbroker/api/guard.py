@@ -16,6 +16,7 @@ from shardbroker.access.accounts import ADMINISTRATOR, AccountError, Accounts, R
 from shardbroker.access.hashing import Scheme, hash_password, verify
 from shardbroker.api.paths import routable
 from shardbroker.control import ControlError
+from shardbroker.control.data_verbs import FILE_BYTES_MAX
 
 __all__ = ["PREFIX", "Caller", "Guard", "Logins", "error_body"]
 
@@ -24,10 +25,15 @@ PUBLIC = {f"{PREFIX}/status", f"{PREFIX}/login", f"{PREFIX}/error_codes", f"{PRE
 """Paths without authentication."""
 FOR_VIEWERS = {f"{PREFIX}/logout"}
 """Paths that a viewer may call with another method than GET."""
+FOR_ADMINISTRATORS = f"{PREFIX}/data/files/"
+"""Below it a viewer may not GET either: files there have hashes of passwords and secrets."""
 PUBLIC_BODY_MAX = 4096
 """Most bytes of a body without authentication."""
 BODY_MAX = 16 << 20
-"""Most bytes of a body."""
+"""Most bytes of a body, but for uploads."""
+UPLOADS = f"{PREFIX}/data/files"
+UPLOAD_MAX = FILE_BYTES_MAX + (1 << 16)
+"""Most bytes of the body of an upload: a file, and the headers of a form."""
 HASHES_AT_ONCE = 2
 """Passwords verified concurrently; each takes 20 ms and 19 MB."""
 FAILURES_MAX = 10
@@ -118,7 +124,7 @@ class Guard:
             return await self._app(scope, receive, send)
         send = _walled(send)
         if not scope["path"].startswith(PREFIX):
-            return await self._app(scope, receive, send)
+            return await self._app(scope, _bounded(receive, UPLOAD_MAX), send)  # the dashboard takes uploads, too
         path = routable(scope["raw_path"])
         if path is None:
             return await _refuse(send, "BAD_REQUEST", "path: must not contain NUL")
@@ -130,7 +136,8 @@ class Guard:
         except (ControlError, AccountError) as error:
             return await _refuse(send, error.code, str(error))
         scope.setdefault("state", {})["caller"] = caller
-        await self._app(scope, _bounded(receive, PUBLIC_BODY_MAX if caller is None else BODY_MAX), send)
+        most = PUBLIC_BODY_MAX if caller is None else UPLOAD_MAX if path.rstrip("/") == UPLOADS else BODY_MAX
+        await self._app(scope, _bounded(receive, most), send)
 
     def _caller(self, scope: Message) -> Caller:
         """Returns the caller of a request. Raises ControlError and AccountError."""
@@ -144,6 +151,8 @@ class Guard:
             raise ControlError("UNAUTHORIZED", "Authorization: must be a token of /api/v5/login (Bearer) or an API key (Basic)")
         if caller.role != ADMINISTRATOR and scope["method"] not in ("GET", "HEAD") and scope["path"] not in FOR_VIEWERS:
             raise ControlError("FORBIDDEN", f"{caller.name!r} has the role {caller.role}, which permits GET and logout only")
+        if caller.role != ADMINISTRATOR and scope["path"].startswith(FOR_ADMINISTRATORS):
+            raise ControlError("FORBIDDEN", f"{caller.name!r} has the role {caller.role}, which permits no download of secrets")
         return caller
 
 

@@ -12,7 +12,7 @@ import uvloop
 
 from shardbroker.access.accounts import AccountError, Accounts
 from shardbroker.access.hashing import hash_password
-from shardbroker.api.app import build_app
+from shardbroker.api.app import build_app, has_dashboard
 from shardbroker.api.timeouts import TimeoutProtocol
 from shardbroker.config.listeners import parse_address
 from shardbroker.logs.log import Log
@@ -24,6 +24,7 @@ from shm.topology import Topology
 
 __all__ = ["run"]
 
+DASHBOARD_MISSING = "pip install 'shardbroker[dashboard]'"
 RETRY_S = 5.0
 """Between two attempts to listen on an address in use."""
 BACKLOG = 128
@@ -87,7 +88,10 @@ async def _serve(topology: Topology) -> None:
                 listening = _listen(host, port)
         if listening is not None:
             url = f"http{'s' if settings.certfile else ''}://{settings.address}"
-            log.add("info", of_process("api", log_line("dashboard available", url=url)))
+            line = log_line("dashboard available", url=url)
+            if not has_dashboard():
+                line = log_line("rest api available", url=url, dashboard=DASHBOARD_MISSING)
+            log.add("info", of_process("api", line))
             log.flush()
             await _answer(app, listening, settings, stopping, complain)
         accounts.close()

@@ -45,13 +45,14 @@ async def listed(
         meta["count"] = count
     if by_cursor or place.cursor is not None:
         found = await call(verb, limit=place.limit, cursor=place.cursor or None, **filters)
-        meta |= {"cursor": found["cursor"], "hasnext": found["cursor"] is not None}
+        meta |= {"cursor": found["cursor"], "hasnext": found["cursor"] is not None, **_missing(found)}
         return {"data": [shape(row) for row in found["data"]], "meta": meta}
     end = place.page * place.limit
     if end > REACH_MAX:
         raise ControlError("BAD_REQUEST", f"page: must be at most {REACH_MAX // place.limit} with limit {place.limit}, "
                            f"got {place.page}; use a cursor")  # fmt: skip
     rows: list[Row] = []
+    missing: Row = {}
     passed, cursor = 0, None
     for _ in range(ASKS_MAX):
         wanted = end + 1 - passed
@@ -60,10 +61,16 @@ async def listed(
         rows += found["data"][first:]
         passed += len(found["data"])
         cursor = found["cursor"]
+        missing |= _missing(found)
         if cursor is None or passed > end:
             break
-    meta |= {"page": place.page, "hasnext": passed > end or cursor is not None}
+    meta |= {"page": place.page, "hasnext": passed > end or cursor is not None, **missing}
     return {"data": [shape(row) for row in rows[: place.limit]], "meta": meta}
+
+
+def _missing(found: Row) -> Row:
+    """Returns the nodes whose rows are not in a list of all nodes, if there are any."""
+    return {"missing": found["missing"]} if found.get("missing") else {}
 
 
 def sliced(rows: list[Row], place: Place) -> dict[str, Any]:

@@ -67,10 +67,12 @@ A client id or topic in a path is escaped: `/clients/plant%2F7`, `/topics/a%2F%2
 
 ## Errors
 
-`{"code": ..., "message": ...}` with the status that `GET /error_codes` lists. A rejected request has changed nothing. A body may
-have 16 MB, and 4 KB without authentication.
+`{"code": ..., "message": ...}` with the status that `GET /error_codes` lists. A rejected request has changed nothing, but for
+an import that names what it has refused. A body may have 16 MB, an upload to `/data/files` 256 MB, and 4 KB without authentication.
 
 ## Differences from EMQX
+
+[Paths of EMQX's REST API](rest-emqx.md) has each path of EMQX 5.8, and those that are not here with the reason. In the others:
 
 - Times are RFC 3339 in UTC; parameters accept Unix ms as well. Unknown fields and parameters are rejected.
 - `PUT /configs/{section}` takes the values to change and applies all of them or none. `changed` in the response lists what was
@@ -78,7 +80,13 @@ have 16 MB, and 4 KB without authentication.
 - Listeners that are added or stopped here are so until the broker stops.
 - Traces can match a user name too (`type` `username`), and `payload_limit` limits the payload that they show. Their times are
   Unix ms where they are numbers. A metric of a topic may be that of a filter.
-- Authenticators and sources of rules are set in the configuration; their users and rules can be changed here.
+- Authenticators and sources of rules have the settings of `auth.NAME` and `acl.TYPE`; `PUT` keeps those that are omitted. One that
+  is not to be used is deleted instead of disabled, and its settings stay. Secrets are set in the configuration file. A change is of
+  this node, and refused while the environment, the command line or a setting of all nodes sets the list.
+- `POST /data/import` returns what it has done, with status 200, instead of 204 without a body. If entries are refused, the
+  status is 400 as in EMQX, and the body has `parts`, `config_errors`, `db_errors`, `skipped`, `needs_restart` and `remarks` beside
+  `code` and `message`. The node that has the file imports it. Files of EMQX are refused: [config import](coming-from.md#emqx) reads
+  its configuration. A viewer may list files, and download none ([backup](operation-backup.md#export-and-import)).
 """
 
 

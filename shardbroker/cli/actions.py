@@ -1,12 +1,11 @@
 """`shardbroker ctl actions cursor`: shows where an action is in the journals, or lets it continue elsewhere."""
 
 import json
-import os
 
 import click
 
 from shardbroker.cli import render
-from shardbroker.control import Control
+from shardbroker.cli.locate import Target
 
 __all__ = ["cursor"]
 
@@ -21,12 +20,12 @@ def cursor(context: click.Context, /, id: str, rewind: str | None, json_here: bo
 
     With --rewind the action continues at another time: rows since then are written again, or left out.
     """
-    find_data_dir, as_json = context.obj
-    with Control(find_data_dir(), by=f"ctl:{os.getuid()}") as control:
+    target: Target = context.obj
+    with target.connect() as control:
         if rewind is not None:
             control.call("actions rewind", id=id, at=rewind)
         found = control.call("actions cursor", id=id)
-    if json_here or as_json:
+    if json_here or target.as_json:
         print(json.dumps(found))
     else:
         render.fields(found, lambda name, value: json.dumps(value) if isinstance(value, dict) else str(value))

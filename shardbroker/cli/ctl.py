@@ -16,11 +16,12 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 import click
 from pydantic.fields import FieldInfo
 
-from shardbroker.cli import render
+from shardbroker.cli import data, render
 from shardbroker.cli.actions import cursor
 from shardbroker.cli.completion import complete, keys_from
-from shardbroker.cli.locate import running_data_dir
+from shardbroker.cli.locate import Target, running_data_dir
 from shardbroker.cli.rules import test
+from shardbroker.cli.set_workers import set_workers
 from shardbroker.cli.upgrade import upgrade
 from shardbroker.config import ConfigError
 from shardbroker.config.keys import dotted
@@ -45,13 +46,16 @@ GROUPS = {
     "journal": "Journals.",
     "workers": "Processes.",
     "config": "Configuration of the running broker.",
+    "data": "Exports and imports of configuration and data.",
     "log": "Log level.",
     "rules": "Rules: SQL over messages.",
     "connectors": "Connections to other systems.",
     "actions": "What rules write to other systems.",
     "sources": "What arrives from other systems.",
     "users": "Users of the broker's own store.",
+    "auth": "Authenticators, in the order in which they are queried.",
     "acl": "Rules for publishing and subscribing.",
+    "acl sources": "Sources of rules, in the order in which they are queried.",
     "banned": "Bans.",
     "admins": "Accounts of the REST API and the dashboard.",
     "api-keys": "Keys of the REST API.",
@@ -93,10 +97,13 @@ def main(argv: list[str]) -> int:
 )
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file of the broker.")
 @click.option("--json", "as_json", is_flag=True, help="JSON, for programs; a list is one object a line.")
+@click.option(
+    "--node", default="", metavar="NAME", help="Node of the cluster that is asked; default: this one."
+)
 @click.pass_context
-def app(context: click.Context, data_dir: Path | None, config: Path | None, as_json: bool) -> None:
+def app(context: click.Context, data_dir: Path | None, config: Path | None, as_json: bool, node: str) -> None:
     """Inspect and change a running broker, through the socket in its data directory."""
-    context.obj = (lambda: running_data_dir(data_dir, config), as_json)
+    context.obj = Target(lambda: running_data_dir(data_dir, config), as_json, node)
 
 
 @app.command("completion")
@@ -121,13 +128,13 @@ def backup(context: click.Context, file: Path) -> int:
     """Write sessions, queued and retained messages, users, rules and accounts to FILE while the broker runs."""
     from shardbroker.deploy import BackupError, backup
 
-    find_data_dir, as_json = context.obj
+    target: Target = context.obj
     try:
-        size = backup(find_data_dir(), file)
+        size = backup(target.here(), file)
     except BackupError as error:
         print(error, file=sys.stderr)
         return 1
-    print(dumps({"file": str(file), "bytes": size}) if as_json else f"{file}: {size:,} bytes")
+    print(dumps({"file": str(file), "bytes": size}) if target.as_json else f"{file}: {size:,} bytes")
     return 0
 
 
@@ -163,30 +170,35 @@ def command_of(verb: Verb, name: str) -> click.Command:
         params.append(click.Option(["--stdin", "from_stdin"], is_flag=True, help="Read the payload from standard input."))
     if "cursor" in fields:
         params.append(click.Option(["--all", "all_pages"], is_flag=True, help="Read all pages."))
+    if verb.columns and not verb.is_shared and not verb.is_of_client and "cluster" not in fields:
+        params.append(click.Option(["--cluster", "of_all_nodes"], is_flag=True, help="Rows of all nodes of the cluster."))
     # Accepted after the command as well as before it.
     params.append(click.Option(["--json", "json_here"], is_flag=True, help="JSON, for programs."))
 
     @click.pass_context
     def run(context: click.Context, /, **given: Any) -> int:
-        find_data_dir, as_json = context.obj
-        as_json = given.pop("json_here") or as_json
-        all_pages = given.pop("all_pages", False)
+        target: Target = context.obj
+        as_json = given.pop("json_here") or target.as_json
+        all_pages, of_all_nodes = given.pop("all_pages", False), given.pop("of_all_nodes", False)
+        if target.node and of_all_nodes:
+            raise click.UsageError("--node and --cluster exclude each other")
         if given.pop("from_stdin", False):
             given["payload"] = sys.stdin.buffer.read()
         if SECRET in fields:
             given[SECRET] = read_secret()
         asked = {key: wire(fields[key], value) for key, value in given.items() if value is not None and value != ()}
-        data_dir = find_data_dir()
         try:
-            control = Control(data_dir, by=f"ctl:{os.getuid()}")
+            control = target.connect(of_all_nodes)
         except ControlError as error:
-            if verb.name != "config reset" or error.code != "BROKER_DOWN":
+            if verb.name != "config reset" or error.code != "BROKER_DOWN" or target.node or asked.get("cluster"):
                 raise
-            show_result(verb, reset_without_broker(data_dir, asked["key"]), as_json)
+            show_result(verb, reset_without_broker(target.find_data_dir(), asked["key"]), as_json)
             return 0
         with control:
-            carry_out(control, verb, asked, as_json, all_pages)
-        return 0
+            code = carry_out(control, verb, asked, as_json, all_pages)
+        for missing in control.missing.values():
+            print(f"node {missing['node']}: its rows are missing: {missing['reason']}", file=sys.stderr)
+        return 1 if control.missing else code
 
     return click.Command(name, params=params, callback=run, help=verb.summary, short_help=verb.summary)
 
@@ -305,8 +317,8 @@ class IntChoice(click.ParamType[int]):
 # --- results ------------------------------------------------------------------------------------------------------------------
 
 
-def carry_out(control: Control, verb: Verb, params: dict[str, Any], as_json: bool, all_pages: bool) -> None:
-    """Runs a verb and prints its result."""
+def carry_out(control: Control, verb: Verb, params: dict[str, Any], as_json: bool, all_pages: bool) -> int:
+    """Runs a verb and prints its result. Returns the exit code."""
     if verb.stream:
         show_stream(control, verb, params, as_json)
     elif all_pages:
@@ -315,16 +327,34 @@ def carry_out(control: Control, verb: Verb, params: dict[str, Any], as_json: boo
             for row in rows:
                 print(dumps(row))
         else:
-            render.rows(verb.columns, list(rows), None, human)
+            render.rows(columns_of(control, verb), list(rows), None, human)
+    elif params.get("cluster") and not verb.cluster_columns:
+        return show_change(control.call(verb.name, **params), as_json)
     else:
-        show_result(verb, control.call(verb.name, **params), as_json)
+        columns = verb.cluster_columns if params.get("cluster") else columns_of(control, verb)
+        show_result(verb, control.call(verb.name, **params), as_json, columns)
+    return 0
 
 
-def show_result(verb: Verb, result: Any, as_json: bool) -> None:
+def show_change(result: dict[str, Any], as_json: bool) -> int:
+    """Prints a change of settings of all nodes, and the state of each node. Returns 1 if one that runs has not applied it."""
+    if as_json:
+        print(dumps(result))
+    else:
+        render.fields({name: value for name, value in result.items() if name != "nodes"}, human)
+        render.rows(("node", "state", "reason"), result["nodes"], None, human)
+    return 1 if any(one["state"] in ("failed", "waiting") for one in result["nodes"]) else 0
+
+
+def columns_of(control: Control, verb: Verb) -> tuple[str, ...]:
+    return ("node", *verb.columns) if control.of_all_nodes and "node" not in verb.columns else verb.columns
+
+
+def show_result(verb: Verb, result: Any, as_json: bool, columns: tuple[str, ...] = ()) -> None:
     if as_json:
         print(dumps(result))
     elif verb.columns:
-        render.rows(verb.columns, result["data"], result.get("cursor"), human)
+        render.rows(columns or verb.columns, result["data"], result.get("cursor"), human)
     elif isinstance(result, dict):
         render.fields(result, human)
     elif result is not None:
@@ -369,9 +399,9 @@ def human(name: str, value: Any) -> str:
 @click.pass_context
 def download(context: click.Context, name: str, file: Any) -> int:
     """Write the file of a trace to FILE, or to standard output."""
-    find_data_dir, _ = context.obj
+    target: Target = context.obj
     position, size = 0, 1
-    with Control(find_data_dir(), by=f"ctl:{os.getuid()}") as control:
+    with target.connect() as control:
         while position < size:
             part = control.call("trace read", name=name, position=position)
             file.write(part["data"])
@@ -383,6 +413,9 @@ def download(context: click.Context, name: str, file: Any) -> int:
 
 add_verbs(app, VERBS.values())
 app.add_command(upgrade)  # with --check, besides the verbs
+cast(click.Group, app.commands["workers"]).add_command(set_workers)  # follows it to its end, besides the verb
+for command in (data.export, data.import_file):  # with files of this machine, besides the verbs
+    cast(click.Group, app.commands["data"]).add_command(command)
 cast(click.Group, app.commands["rules"]).add_command(test)
 cast(click.Group, app.commands["trace"]).add_command(download)
 cast(click.Group, app.commands["actions"]).add_command(cursor)  # with --rewind, besides the verb

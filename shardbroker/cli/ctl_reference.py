@@ -15,7 +15,7 @@ INTRODUCTION = """\
 
 Made by `shardbroker ctl reference`; the table of verbs is `shardbroker/control/verbs.py`.
 
-    shardbroker ctl [--data-dir DIR | --config FILE] [--json] VERB ...
+    shardbroker ctl [--data-dir DIR | --config FILE] [--json] [--node NAME] VERB ...
 
 It talks to the broker through the socket `ctl.sock` in its data directory, which belongs to the user of the broker (mode 0600), so
 there is no password. Without `--data-dir` the directory is found as `serve` finds it. `--json` prints JSON. `--all` reads all pages
@@ -32,10 +32,14 @@ configuration keys; `zsh` and `fish` have theirs.
   options. The answer is sent when every process that the key concerns has applied the value. It lists what was `applied`, what
   `needs_restart`, what a value is `shadowed_by`, and which workers (`workers_behind`) and other processes (`processes_behind`) did
   not apply it within 5 s. `config reload` and SIGHUP read everything again.
+- `config set --cluster` and `config reset --cluster` change a setting on all nodes of a cluster with etcd. The answer is sent when
+  every node that runs has applied it, after 10 s at most, and has the state of each; see cluster.md.
 - Settings that cannot work are refused with all findings, and nothing changes then: libraries, files, certificates and
   addresses that the new value names are tried. `config reset` works without a broker, too, on `runtime.toml`.
 - `journal seal` ends the segment of each worker's journal, so that everything up to `durable` can be read from closed segments.
 - `snapshot` writes a directory below `snapshots` in the data directory; `snapshot.interval` does so by itself (docs/spark.md).
+- `data export --out FILE` writes a file on the machine of the command, and `data import FILE` reads one; otherwise files are those
+  of `data list`, in the data directory. Exit code 1 of an import: some entries were refused; see operation-backup.md.
 - `backup FILE` writes the broker's state to one file, see operation-backup.md; it needs no running broker.
 - `rules test SQL --topic t --payload '{}'` evaluates a rule over a message, or an event with `--event connected`; columns come from
   `--context JSON`, others have example values. `rules test --offline --file CASES` reads one object a line (`id`, `sql`, `context`)
@@ -44,6 +48,8 @@ configuration keys; `zsh` and `fish` have theirs.
 - Settings of connectors, actions and sources are JSON objects: `connectors add http:main '{"url": "http://127.0.0.1:8080"}'`. A
   command line is visible to all users: a secret in it should be `file:PATH`. `actions cursor ID --rewind 1h` is `actions rewind ID
   1h`.
+- In a cluster `ctl --node NAME VERB` has another node carry out the verb, and `--cluster` behind a list shows the rows of all nodes
+  (docs/cluster.md). Verbs about one client are carried out by the node that has it.
 - Changes are logged: `audit by=... verb=... code=... params=...`, without payloads.
 
 Exit codes: 0 well, 1 refused, 2 wrong usage, 3 no broker. Programs in Python may use `shardbroker.control.Control`.

@@ -12,12 +12,15 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardbroker import __version__
 from shardbroker.cli.listen import LISTEN_HELP, parse_listen
 from shardbroker.config import ConfigError, Loaded, load, reference, show
 from shardbroker.config.parser import Parser
+
+if TYPE_CHECKING:
+    from shardbroker.config.foreign import Imported
 
 __all__ = ["main"]
 
@@ -89,6 +92,7 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     verb.add_argument("file", type=Path, metavar="FILE", nargs="+", help="emqx_backend_*.conf and *.tmpl of EMQ X Enterprise, too")
     verb.add_argument("--format", choices=("mosquitto", "emqx"), help="default: derived from the name of the file")
     verb.add_argument("--rules", type=Path, metavar="NEW", help="new file of rules (.toml), converted from mosquitto's acl_file")
+    verb.add_argument("--cookie", type=Path, metavar="NEW", help="new file, mode 0600, for the cookie of EMQX's nodes")
     verb.set_defaults(run=_import)
     add_journal(commands, _add_sources)
     add_install(commands, main)
@@ -146,7 +150,7 @@ def _load(arguments: argparse.Namespace) -> Loaded:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from shardbroker.preflight import check
+    from shardbroker.preflight import usable
     from shardbroker.supervisor import StartError, Supervisor
     from shardbroker.supervisor.upgrade import CONTINUES
 
@@ -155,9 +159,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     if CONTINUES in os.environ:
         return _continue(arguments, os.environ.pop(CONTINUES))
     try:
-        loaded = _load(arguments)
-        for line in check(loaded):
+        loaded, lines = usable(_load(arguments))
+        for line in lines:
             print(f"warning: {line}", file=sys.stderr)
+        if loaded.settings.cluster.role == "witness":
+            from shardbroker.supervisor.witness import run as run_witness
+
+            return run_witness(loaded.settings)
         return Supervisor(loaded.settings, loaded=loaded).run()
     except StartError as error:
         print(f"shardbroker cannot start: {error}", file=sys.stderr)
@@ -235,10 +243,30 @@ def _import(arguments: argparse.Namespace) -> int:
             replace_file(arguments.rules, rules_toml(imported.rules, source).encode())
         except OSError as error:
             raise ConfigError(f"--rules {arguments.rules}: {error.strerror}") from None
+    _place_cookie(imported, arguments.cookie)
     print(to_toml(imported, source), end="")
     for remark in imported.remarks:
         print(f"not imported: {remark}", file=sys.stderr)
     return 1 if imported.remarks else 0
+
+
+def _place_cookie(imported: "Imported", path: Path | None) -> None:
+    """Writes the cookie of the imported nodes to a file, never to the output. Raises ConfigError."""
+    from shardbroker.config.foreign_emqx_cluster import COOKIE_FILE
+    from shardbroker.stores.files import replace_file
+
+    is_node = ("cluster", "enable") in imported.settings
+    if path is not None and is_node:
+        imported.settings["cluster", "cookie_file"] = str(path.absolute())
+    if path is None and imported.cookie is not None:
+        imported.remark(f"node.cookie = ******: a secret: repeat this with --cookie FILE, or write it to {COOKIE_FILE}, mode 0600")
+    elif imported.cookie is not None and path is not None:
+        try:
+            replace_file(path, imported.cookie.encode() + b"\n")
+        except OSError as error:
+            raise ConfigError(f"--cookie {path}: {error.strerror}") from None
+    elif is_node:
+        imported.remark(f"node.cookie: has to be in {path or COOKIE_FILE}, mode 0600, the same on every node")
 
 
 def _format_of(file: Path, text: str, given: str | None) -> str:

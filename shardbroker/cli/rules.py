@@ -56,7 +56,7 @@ def test(
             print(line)
         return 0
     if past is not None:
-        return over_the_past(sql or "", past, click_context.obj[0]())
+        return over_the_past(sql or "", past, click_context.obj.here())
     columns: dict[str, Any] = {"topic": topic} if event is None else {"topic": topic, "event": event_name(event)}
     if payload is not None:
         columns["payload"] = payload
@@ -68,7 +68,7 @@ def test(
     if tested.error:
         print(f"{tested.error}: {tested.detail}", file=sys.stderr)
         return 1
-    compact = json_here or (click_context.obj is not None and click_context.obj[1])
+    compact = json_here or (click_context.obj is not None and click_context.obj.as_json)
     print(json.dumps(encoded(tested.result), ensure_ascii=False, indent=None if compact else 2))
     return 0
 

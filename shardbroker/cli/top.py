@@ -1,10 +1,10 @@
-"""`shardbroker top`: the activity of each worker, live in a terminal. Ctrl-C ends it."""
+"""`shardbroker top`: the activity of each worker, live in a terminal, with keys to sort and filter. q or Ctrl-C ends it."""
 
 import argparse
 import os
-import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from shardbroker.cli.keys import ESCAPE, Keys
 from shardbroker.cli.locate import running_data_dir
 from shardbroker.cli.render import console
 from shardbroker.control import Control, ControlError
 from shardbroker.control.figures import Window
 
-__all__ = ["main", "screen"]
+__all__ = ["View", "main", "screen"]
 
 CLIENTS, CLIENTS_MAX = 5, 50
 """Busiest clients shown by default, and at most."""
@@ -30,6 +31,28 @@ BAR = 10
 COLUMNS = (
     "worker", "core", "weight", "pid", "state", "cpu", "memory", "clients", "subs", "in/s", "out/s", "lost/s", "waiting", "ring",
 )  # fmt: skip
+WIDE = 120
+"""Characters of a terminal that shows all columns; a narrower one, from 80 on, leaves out these, and has shorter bars."""
+WIDE_ONLY = ("weight", "pid", "subs")
+NARROW_BAR = 4
+"""Characters of the bar of the CPU there; that of the ring is left out."""
+SORTS = {
+    "worker": "worker", "cpu": "cpu_percent", "memory": "memory_bytes", "clients": "connections", "in/s": "received",
+    "out/s": "sent", "lost/s": "lost", "waiting": "queued", "ring": "ring_percent",
+}  # fmt: skip
+"""Column -> figure of a worker. All but the number of the worker begin with the highest."""
+SORTS_OF_CLIENTS = {"in/s": "messages_in", "out/s": "messages_out"}
+"""Those that sort the busiest clients too, which are otherwise in the order of all their messages."""
+FILTER_MAX = 64
+"""Characters of a filter."""
+HINT = "q quit  s sort  / filter  h help"
+KEYS = "s to sort, / to filter, h for help, q to end"
+HELP = """\
+q, Ctrl-C  quit
+s, S       sort by the next, the previous column: marked in the head of the table
+/          show the busiest clients whose client id contains a text: type it, Enter keeps it, Escape removes it
+h, ?       this help; any key leaves it
+"""
 BUSY, FULL = 60.0, 90.0
 """Percent above which a bar is yellow, and red."""
 
@@ -37,7 +60,7 @@ BUSY, FULL = 60.0, 90.0
 def main(argv: list[str]) -> int:
     """Runs `shardbroker top ARGV...`; returns the exit code: 0 well, 1 refused, 2 wrong usage, 3 no broker."""
     parser = argparse.ArgumentParser(
-        prog="shardbroker top", description="Shows the activity of each worker of a running broker. Ctrl-C ends it."
+        prog="shardbroker top", description=f"Shows the activity of each worker of a running broker. Keys: {KEYS}."
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="of the broker; default: that of `serve`, else of the service")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file that the broker was started with")
@@ -90,20 +113,70 @@ def _watch(control: Control, interval_s: float, once: bool, clients: int) -> Non
         window.feed(control.call("load"))
         console().print(screen(control.call("status"), window.figures() or {}, loud))
         return
-    # Blocked, since a KeyboardInterrupt that arrives in a destructor while a screen is drawn would be lost.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    with Live(screen=True, auto_refresh=False) as live:
+    view = View()
+    with Keys() as keys, Live(screen=True, auto_refresh=False) as live:
         loud = []  # the first measuring window ends after the second refresh
         while True:
             window.feed(control.call("load"))
-            live.update(screen(control.call("status"), window.figures() or {}, loud), refresh=True)
-            if signal.sigtimedwait({signal.SIGINT}, interval_s) is not None:
-                return
-            loud = _loudest(control, clients)
+            status, figures = control.call("status"), window.figures() or {}
+            until = time.monotonic() + interval_s
+            while True:
+                shown = Text(HELP) if view.helps else screen(status, figures, loud, view, clients, live.console.width)
+                live.update(shown, refresh=True)
+                typed = keys.wait(until - time.monotonic())
+                if typed is None or (typed and not view.take(typed)):
+                    return
+                if not typed:
+                    break
+            loud = _loudest(control, CLIENTS_MAX if clients and view.filter else clients)
 
 
-def screen(status: dict[str, Any], figures: dict[str, Any], loudest: list[dict[str, Any]]) -> RenderableType:
-    """Returns the screen: the broker, latencies, the workers, the busiest clients."""
+@dataclass
+class View:
+    """What the keys have chosen."""
+
+    sort: str = "worker"
+    filter: str = ""
+    types: bool = False
+    """The filter is being typed."""
+    helps: bool = False
+
+    def take(self, typed: str) -> bool:
+        """Takes what was typed; returns False if it ends the program."""
+        return all([self._key(key) for key in ([typed] if typed == ESCAPE else typed)])
+
+    def _key(self, key: str) -> bool:
+        if self.types:
+            self._edit(key)
+        elif self.helps:
+            self.helps = False
+        elif key in "sS":
+            names = list(SORTS)
+            self.sort = names[(names.index(self.sort) + (1 if key == "s" else -1)) % len(names)]
+        elif key == "/":
+            self.types, self.filter = True, ""
+        elif key == ESCAPE:
+            self.filter = ""
+        elif key in "h?":
+            self.helps = True
+        return key != "q" or self.types
+
+    def _edit(self, key: str) -> None:
+        if key in "\r\n":
+            self.types = False
+        elif key == ESCAPE:
+            self.types, self.filter = False, ""
+        elif key in "\x7f\b":
+            self.filter = self.filter[:-1]
+        elif key.isprintable():
+            self.filter = (self.filter + key)[:FILTER_MAX]
+
+
+def screen(
+    status: dict[str, Any], figures: dict[str, Any], loudest: list[dict[str, Any]], view: View | None = None,
+    clients: int = CLIENTS, width: int = WIDE,
+) -> RenderableType:  # fmt: skip
+    """Returns the screen: the broker, latencies, the workers, the busiest clients. view: of a terminal with keys."""
     totals = figures["totals"]
     seconds = status["uptime_ms"] // 1000
     head = Text()
@@ -122,12 +195,39 @@ def screen(status: dict[str, Any], figures: dict[str, Any], loudest: list[dict[s
     for title, name in (("ring hop", "ring.hop_us"), ("loop pass", "pass_us")):
         found = figures["latencies"][name]
         head.append(f"{title} p50 {_duration(found['p50'])}, p99 {_duration(found['p99'])}    ")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("state", "cpu", "ring") else "right", no_wrap=True)
-    for worker in figures["workers"]:
-        table.add_row(*_row(worker))
-    return Group(head, table, _loud_table(loudest)) if loudest else Group(head, table)
+    sort = view.sort if view else "worker"
+    wide = width >= WIDE
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=wide, padding=(0, 1 if wide else 0))
+    kept = [number for number, column in enumerate(COLUMNS) if wide or column not in WIDE_ONLY]
+    for column in (COLUMNS[number] for number in kept):
+        caption = Text(column, style="reverse" if view and column == sort else "")
+        table.add_column(caption, justify="left" if column in ("state", "cpu", "ring") else "right", no_wrap=True)
+    for worker in sorted(figures["workers"], key=lambda one: one[SORTS[sort]], reverse=sort != "worker"):
+        cells = _row(worker, wide)
+        table.add_row(*(cells[number] for number in kept))
+    parts: list[RenderableType] = [head, table]
+    if view:
+        loudest = _chosen(loudest, view)[:clients]
+    if loudest:
+        parts.append(_loud_table(loudest))
+    if view:
+        parts.append(_foot(view, bool(loudest)))
+    return Group(*parts)
+
+
+def _chosen(loudest: list[dict[str, Any]], view: View) -> list[dict[str, Any]]:
+    found = [row for row in loudest if view.filter in row["clientid"]]
+    if of := SORTS_OF_CLIENTS.get(view.sort):
+        found.sort(key=lambda row: row[of], reverse=True)
+    return found
+
+
+def _foot(view: View, has_clients: bool) -> Text:
+    foot = Text(f"{HINT}    sorted by {view.sort}", style="dim")
+    if view.types or view.filter:
+        foot = Text(f"filter: {view.filter}{'_' if view.types else ''}")
+        foot.append("" if has_clients else "    no busy client with it", style="dim")
+    return foot
 
 
 def _loud_table(loudest: list[dict[str, Any]]) -> Table:
@@ -141,14 +241,14 @@ def _loud_table(loudest: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _row(worker: dict[str, Any]) -> list[RenderableType]:
+def _row(worker: dict[str, Any], wide: bool) -> list[RenderableType]:
     return [
         str(worker["worker"]),
         str(worker["core"]),
         str(worker["weight"]),
         str(worker["pid"]),
         Text(worker["state"], style="" if worker["state"] == "ready" else "red"),
-        _bar(worker["cpu_percent"]),
+        _bar(worker["cpu_percent"], BAR if wide else NARROW_BAR),
         _size(worker["memory_bytes"]),
         str(worker["connections"]),
         str(worker["subscriptions"]),
@@ -156,7 +256,7 @@ def _row(worker: dict[str, Any]) -> list[RenderableType]:
         _number(worker["sent"]),
         _number(worker["lost"]),
         str(worker["queued"]),
-        _bar(worker["ring_percent"]),
+        _bar(worker["ring_percent"], BAR if wide else 0),
     ]
 
 
@@ -164,10 +264,11 @@ def _reasons(losses: dict[str, float]) -> str:
     return f" ({', '.join(f'{reason} {_number(rate)}' for reason, rate in losses.items())})" if losses else ""
 
 
-def _bar(percent: float) -> Text:
-    full = min(BAR, round(percent * BAR / 100))
+def _bar(percent: float, width: int) -> Text:
+    full = min(width, round(percent * width / 100))
     style = "red" if percent >= FULL else "yellow" if percent >= BUSY else "green"
-    return Text.assemble(("█" * full, style), ("·" * (BAR - full), "dim"), f" {percent:3.0f}%")
+    drawn = Text.assemble(("█" * full, style), ("·" * (width - full), "dim"), " " if width else "")
+    return drawn.append(f"{percent:3.0f}%", "" if width else style)
 
 
 def _number(value: float) -> str:

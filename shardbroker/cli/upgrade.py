@@ -1,7 +1,6 @@
 """`shardbroker ctl upgrade`: checks what would happen, and follows an upgrade to its end."""
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,19 +9,15 @@ from typing import Any
 import click
 
 from shardbroker.cli import render
-from shardbroker.control import Control, ControlError
+from shardbroker.cli.following import ABSENT_S, ENDED, POLL_S, connected, is_absent, states
+from shardbroker.cli.locate import Target
+from shardbroker.control import ControlError
 
 __all__ = ["upgrade"]
 
 COLUMNS = ("part", "way", "reason")
-POLL_S = 0.2
-ABSENT_S = 120.0
-"""Longest time without an answer: the manager starts again at the end, or the whole broker after a drain."""
-CHECK_S = 90.0
-"""Longest time of a check: the installed program may take 60 s."""
 DISCONNECTS = 4
 """Exit code of --check: it works, and clients are disconnected."""
-ENDED = ("done", "failed")
 
 
 @click.command("upgrade", short_help="Move the broker to the installed code.")
@@ -35,10 +30,10 @@ def upgrade(context: click.Context, /, check: bool, drain: bool, json_here: bool
 
     Exit codes: 0 well, 1 refused or not complete; of --check also 4: it works, and clients are disconnected.
     """
-    find_data_dir, as_json = context.obj
-    as_json = as_json or json_here
-    data_dir = find_data_dir()
-    with _connected(data_dir) as control:
+    target: Target = context.obj
+    as_json = target.as_json or json_here
+    data_dir = target.here()
+    with connected(data_dir) as control:
         found = control.call("upgrade-check") if check else control.call("upgrade", drain=drain)
     if check:
         _show_check(found, as_json)
@@ -53,10 +48,6 @@ def upgrade(context: click.Context, /, check: bool, drain: bool, json_here: bool
     else:
         print(f"complete: {state['before']} -> {state['version']}", flush=True)
     return 1 if state["problem"] else 0
-
-
-def _connected(data_dir: Path) -> Control:
-    return Control(data_dir, by=f"ctl:{os.getuid()}", timeout_s=CHECK_S)
 
 
 def _show_check(found: Mapping[str, Any], as_json: bool) -> None:
@@ -79,27 +70,14 @@ def _meaning(found: Mapping[str, Any]) -> str:
 def _followed(data_dir: Path, as_json: bool) -> dict[str, Any]:
     """Prints the progress, and returns the last state. Raises ControlError."""
     shown: set[str] = set()
-    until = time.monotonic() + ABSENT_S
-    while True:
-        try:
-            with _connected(data_dir) as control:
-                state: dict[str, Any] = control.call("upgrade-state")
-            until = time.monotonic() + ABSENT_S
-        except ControlError as error:
-            if error.code not in ("BROKER_DOWN", "NOT_AVAILABLE") or time.monotonic() > until:
-                raise
-            time.sleep(POLL_S)
-            continue
+    state: dict[str, Any] = {}
+    for state in states(data_dir, "upgrade-state"):
         for part in () if as_json else state.get("parts", ()):
             if part.get("state") in ENDED and part["part"] not in shown:
                 shown.add(part["part"])
                 print(f"{part['part']}: {part['state'] if part['state'] == 'failed' else part['way']}"
                       + (f" ({part['reason']})" if part["reason"] else ""), flush=True)  # fmt: skip
-        if state["phase"] in ENDED:
-            return state
-        if state["phase"] == "none":
-            raise ControlError("NOT_AVAILABLE", "the broker was started again meanwhile; the log has the reason")
-        time.sleep(POLL_S)
+    return state
 
 
 def _drained(data_dir: Path, before: str) -> dict[str, Any]:
@@ -108,12 +86,12 @@ def _drained(data_dir: Path, before: str) -> dict[str, Any]:
     until = began + ABSENT_S
     while True:
         try:
-            with _connected(data_dir) as control:
+            with connected(data_dir) as control:
                 status = control.call("status")
             if status["running"] and status["uptime_ms"] < (time.monotonic() - began) * 1000:
                 return {"phase": "done", "problem": "", "before": before, "version": status["version"]}
             until = time.monotonic() + ABSENT_S
         except ControlError as error:
-            if error.code not in ("BROKER_DOWN", "NOT_AVAILABLE") or time.monotonic() > until:
+            if not is_absent(error) or time.monotonic() > until:
                 raise
         time.sleep(POLL_S)

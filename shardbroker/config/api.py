@@ -15,7 +15,7 @@ __all__ = ["AUTO_BIND", "Api", "needs_api"]
 AUTO_BIND = "127.0.0.1:18083"
 """Of `auto`: the port of EMQX's dashboard, for this machine alone."""
 
-PACKAGES = ("argon2", "fastapi", "httptools", "uvicorn")
+PACKAGES = ("argon2", "fastapi", "httptools", "python_multipart", "uvicorn")
 """Packages of the extra `api`; checked before the broker starts."""
 
 

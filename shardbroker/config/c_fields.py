@@ -41,6 +41,8 @@ EXCEPTIONS = {
     "max_session_expiry_interval": CField("max_session_expiry_ms", "uint64_t", milliseconds),
     "message_expiry_interval": CField("message_expiry_ms", "uint64_t", milliseconds),
     "server_keepalive": CField("server_keepalive_s", "uint32_t", lambda value: int(value or 0)),
+    "mqueue_overflow": CField("push_back", "bint", lambda value: value == "push_back"),
+    "push_back_topics": CField("push_back_topics", "list", lambda filters: [one.encode() for one in filters]),
     "mqueue_default_priority": CField("mqueue_default_priority", "int", lambda value: 256 if value == "highest" else 0),
 }
 """Keys whose field has another name or meaning in C than the rules give it. A new key needs none."""

@@ -17,7 +17,8 @@ from shardbroker.config.units import Allowed, Duration, Secret, Size, Whole
 from shm.roles import WORKER
 
 __all__ = [
-    "COOKIE_BYTES_MIN", "LINKS_MAX", "NODE_ID_MAX", "Cluster", "ClusterTls", "CoreMember", "Etcd", "Kubernetes", "Links",
+    "COOKIE_BYTES_MIN", "CORES", "LINKS_MAX", "LINK_PORT", "NODE_ID_MAX",
+    "Cluster", "ClusterTls", "CoreMember", "Etcd", "Kubernetes", "Links",
     "core_members", "core_url", "etcd_program", "missing_etcd", "needs_core", "own_address",
 ]  # fmt: skip
 
@@ -306,10 +307,11 @@ class Cluster(Section):
         "shardbroker", min_length=1, max_length=NAME_BYTES_MAX, description="Name of the cluster: nodes of another one are refused."
     )
     core: Core = Field(Core(), validate_default=True)
-    role: Literal["auto", "core", "replicant"] = Field(
+    role: Literal["auto", "core", "replicant", "witness"] = Field(
         "auto",
         description="With `core.mode = managed`. core: this node runs etcd, and has to be in `core.members`; replicant: it never "
-        "does; auto: core if `core.members` has it, otherwise a replicant until `ctl cluster core add`.",
+        "does; auto: core if `core.members` has it, otherwise a replicant until `ctl cluster core add`; witness: it runs etcd "
+        "and serves no client, so that two nodes and a witness have a majority.",
     )
     discovery: Annotated[Literal["manual", "static", "dns", "etcd", "k8s"], Allowed(DISCOVERY_HELP)] = Field(
         "manual",
@@ -329,7 +331,8 @@ class Cluster(Section):
     )
     bind: Annotated[str, Allowed(Port)] = Field(
         "127.0.0.1:4370",
-        description="HOST:PORT for other managers. In this version only the host is used, as the default of `link.bind`.",
+        description="HOST:PORT. The host is the default of `link.bind`; the port is not used: managers of other nodes connect to "
+        "`link.bind`, too.",
     )
     link: Links = Links()
     cookie_file: str = Field(
@@ -373,6 +376,14 @@ class Cluster(Section):
         "and the two are merged later; wait: it waits for the node, then gets a new session; refuse: CONNACK 0x88.",
     )
     spool: Spool = Spool()
+    management: Literal["all", "read", "off"] = Field(
+        "all",
+        description="Verbs that other nodes may use here, as by `ctl --node`. all: as root of this machine may; read: those that "
+        "change nothing; off: none.",
+    )
+    call_timeout: Annotated[Duration, Field(ge=0.1, le=600)] = Field(
+        15.0, description="Longest wait for the answer of another node to a verb."
+    )
     join_timeout: Wait = Field(
         30.0,
         description="A node that starts serves clients once it has the routes of all members, or after this time. Absent members "
@@ -450,6 +461,11 @@ class Cluster(Section):
         return self.enable and self.core.mode != "none"
 
     @property
+    def place(self) -> str:
+        """Returns the prefix of the keys of the cluster in its core."""
+        return f"/{self.etcd.prefix.strip('/')}/{self.name}/"
+
+    @property
     def is_managed(self) -> bool:
         """Whether nodes run the core themselves."""
         return self.enable and self.core.mode == "managed"
@@ -509,13 +525,15 @@ def etcd_program() -> str | None:
 def missing_etcd(cluster: Cluster, node_name: str) -> str | None:
     """Returns an error message if this node shall run etcd and cannot; None: it need not, or can."""
     if not cluster.is_managed:
+        if cluster.role == "witness":
+            return "cluster.role: witness needs cluster.enable = true and cluster.core.mode = managed"
         return None
     names = [one.name for one in core_members(cluster)]
     if cluster.role == "core" and node_name not in names:
         return f"cluster.role: must be auto or replicant, since cluster.core.members has no {node_name}, got core"
     if cluster.role == "replicant" and node_name in names:
         return f"cluster.role: must be auto or core, since cluster.core.members has {node_name}, got replicant"
-    if node_name not in names or etcd_program() is not None:
+    if (node_name not in names and cluster.role != "witness") or etcd_program() is not None:
         return None
     return (
         "cluster.core.mode = managed needs the program etcd, which is not installed: apt install etcd-server; or use an etcd "
@@ -557,5 +575,3 @@ def _is_local(host: str, local: set[str]) -> bool:
         return str(ip_address(host)) in local
     except ValueError:
         return False
-
-

@@ -26,6 +26,11 @@ VALUE_SHOWN = 200
 class ConfigError(Exception):
     """Raised for a configuration that is rejected; each line of the text names key, value, source and what is allowed."""
 
+    def __init__(self, text: str, paths: Iterable[KeyPath] = ()) -> None:
+        super().__init__(text)
+        self.paths = tuple(paths)
+        """Keys or sections whose values do not fit; empty: something else is wrong."""
+
 
 def refusal(key: str, value: object, source: str, text: str) -> str:
     """Returns one line of a ConfigError."""

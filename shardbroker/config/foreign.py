@@ -13,15 +13,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardbroker.config.cluster_values import NO_VALUES
 from shardbroker.config.errors import ConfigError
 from shardbroker.config.keys import KeyPath, dotted, toml_value
 from shardbroker.config.sinks.ids import SECTIONS
 from shardbroker.config.sources import load
 
-__all__ = ["OWN_STORE", "Imported", "bind_of", "flatten", "rules_toml", "section_name", "to_toml"]
+__all__ = ["OWN_STORE", "SECRET", "Imported", "bind_of", "flatten", "rules_toml", "section_name", "to_toml"]
 
 OWN_STORE = "builtin"
 """The store of users and of rules: empty in a new broker, so that all clients are denied."""
+SECRET = re.compile("password|secret|cookie")
+"""Parts of names of keys whose values are masked."""
 
 
 @dataclass
@@ -34,6 +37,8 @@ class Imported:
     notes: list[str] = field(default_factory=list)
     """Keys without an effect here, such as the log file of the other broker."""
     rules: list[dict[str, Any]] | None = None
+    cookie: str | None = field(default=None, repr=False)
+    """The secret of a cluster, which the caller writes to a file of its own."""
 
     def take(self, path: KeyPath, value: Any, said: str) -> bool:
         """Returns whether the value is valid. `said` is the line of the other file, for a remark if it is not."""
@@ -42,7 +47,7 @@ class Imported:
     def take_together(self, values: dict[KeyPath, Any], said: str) -> bool:
         """Adds settings that belong together, such as those of a listener: all of them, or none."""
         try:
-            load(None, None, [], {dotted(path): value for path, value in values.items()}, kept={})
+            load(None, None, [], {dotted(path): value for path, value in values.items()}, kept={}, cluster=NO_VALUES)
         except ConfigError as error:
             self.remarks.append(f"{said}: {' '.join(str(error).replace(' (command line)', '').split())}")
             return False
@@ -92,7 +97,7 @@ def section_name(given: str) -> str:
 
 def to_toml(imported: Imported, source: str) -> str:
     """Returns the configuration as TOML, remarks first. Raises ConfigError if it is not valid as a whole."""
-    load(None, None, [], {dotted(path): value for path, value in imported.settings.items()}, kept={})
+    load(None, None, [], {dotted(path): value for path, value in imported.settings.items()}, kept={}, cluster=NO_VALUES)
     lines = [f"# From {source}."]
     if imported.notes:
         lines += ["# Without consequence here:", *(f"#   {_line(text)}" for text in imported.notes)]

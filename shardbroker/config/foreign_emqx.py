@@ -1,7 +1,7 @@
 """Import of emqx.conf: HOCON with tables in braces, `key = value`, dotted keys, comments, arrays, and text with or without quotes.
 
 Besides the configuration that is here under the same names, it reads connectors, actions, sources, and rules of `rule_engine`.
-Files of EMQX 4 are lines of dotted keys: of these, the listeners and access control.
+Files of EMQX 4 are lines of dotted keys: of these, the listeners, access control and the cluster.
 """
 
 import json
@@ -10,7 +10,8 @@ import textwrap
 from typing import Any
 
 from shardbroker.config.errors import ConfigError
-from shardbroker.config.foreign import Imported, bind_of, flatten
+from shardbroker.config.foreign import SECRET, Imported, bind_of, flatten
+from shardbroker.config.foreign_emqx_cluster import OWN_KEYS, take_cluster
 from shardbroker.config.foreign_emqx_gateways import take_gateways
 from shardbroker.config.keys import KeyPath, field_at
 from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, SOURCES, from_emqx
@@ -49,8 +50,6 @@ OTHER = {
     ("retainer", "max_retained_messages"): ("retainer", "max_messages"),
     ("retainer", "backend", "max_retained_messages"): ("retainer", "max_messages"),
 }
-SECRET = re.compile("password|secret|cookie")
-"""Parts of names of keys whose values are masked."""
 AUTHORIZATION = {("no_match",): "no_match", ("deny_action",): "deny_action", ("cache", "enable"): "cache.enable",
                  ("cache", "max_size"): "cache.max_size", ("cache", "ttl"): "cache.ttl"}  # fmt: skip
 LOGIN = re.compile(
@@ -61,8 +60,6 @@ LOGIN = re.compile(
 TAKEN_OF_RULES = ("sql", "enable", "name", "description")
 """Keys of a rule besides its actions; `metadata` has the time of its creation."""
 REMARKS = {
-    "cluster": "members and cookie are set by hand, see docs/cluster.md",
-    "rpc": "links have settings of their own, see docs/cluster.md",
     "dashboard": "see docs/configuration.md",
     "rule_engine": "there is nothing like it here",
     "bridges": "connectors, actions and sources replace them since EMQX 5.4",
@@ -82,6 +79,9 @@ def read_emqx(text: str) -> Imported:
     for kind in (CONNECTORS, ACTIONS, SOURCES):
         _take_sinks(found, kind, tree.pop(kind, None))
     take_gateways(found, tree.pop("gateway", None))
+    node = tree["node"] if isinstance(tree.get("node"), dict) else {}
+    of_cluster = {key: node.pop(key) for key in OWN_KEYS if key in node}
+    take_cluster(found, node.get("name"), of_cluster, tree.pop("cluster", None), tree.pop("rpc", None))
     if "rewrite" in tree:
         _take_list(found, "rewrite", "rules", tree.pop("rewrite"))
     if isinstance(tree.get("auto_subscribe"), dict) and "topics" in tree["auto_subscribe"]:
@@ -291,6 +291,8 @@ def _note_listener(
 
 
 _EMQX_4 = re.compile(r"^[ \t]*(listener\.(tcp|ssl|ws|wss)\.|allow_anonymous\b|acl_nomatch\b|acl_file\b|zone\.\w+\.)", re.MULTILINE)
+CLUSTER_4 = {"cluster.discovery": "cluster.discovery_strategy", "cluster.dns.type": "cluster.dns.record_type"}
+"""Keys of a cluster that EMQX 5 has under another name."""
 _LISTENER_4 = re.compile(r"listener\.(tcp|ssl|ws|wss)\.(\w+)(?:\.(.+))?")
 
 
@@ -320,8 +322,10 @@ def _from_4(text: str) -> str:
             rules.append(f"authorization.deny_action = {quoted}")
         elif key == "acl_file":
             sources = f"authorization.sources = [{{ type = file, path = {quoted} }}]"
-        elif key == "node.name":
-            lines.append(f"node.name = {quoted}")
+        elif key in ("node.name", "node.cookie"):
+            lines.append(f"{key} = {quoted}")
+        elif re.fullmatch(r"(cluster|rpc)\.[a-z0-9_.]+", key):
+            lines.append(f"{CLUSTER_4.get(key, key)} = {quoted}")
         elif key == "mqtt.max_packet_size":
             lines.append(f"mqtt.max_packet_size = {quoted}")
         elif re.fullmatch(r"[\w.-]+", key):

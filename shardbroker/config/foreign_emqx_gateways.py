@@ -16,11 +16,12 @@ __all__ = ["take_gateways"]
 KINDS = ("coap", "exproto", "mqttsn", "stomp")
 TYPES = {"coap": ("udp", "dtls"), "exproto": ("tcp", "ssl", "udp", "dtls"), "mqttsn": ("udp", "dtls"), "stomp": ("tcp", "ssl")}
 """Transports of the listeners of each kind."""
-HARMLESS = re.compile(r"enable_stats|subs_resume|clientinfo_override\.clientid")
+HARMLESS = re.compile(r"enable_stats|subs_resume")
 """Keys of a gateway without which its clients can do no more."""
 PLACEHOLDERS = {
     "${ConnInfo.clientid}": "${clientid}", "${ConnInfo.username}": "${username}", "${ConnInfo.password}": "${password}",
-    "${Packet.headers.login}": "${username}", "${Packet.headers.passcode}": "${password}",
+    "${Packet.clientid}": "${clientid}", "${Packet.headers.client-id}": "${clientid}", "${Packet.headers.login}": "${username}",
+    "${Packet.headers.passcode}": "${password}",
 }  # fmt: skip
 """Of `clientinfo_override`, with those that are here."""
 LISTENER = ("max_connections", "max_conn_rate", "access_rules", "enable_authn")

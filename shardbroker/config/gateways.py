@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from shardbroker.config.access import CHAIN_HELP, Names, chain_names
-from shardbroker.config.base import LEVELS_MAX, LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
+from shardbroker.config.base import LEVELS_MAX, LIMIT_MAX, LONGEST_WAIT_S, RESTART, SHORTEST_S, Section
 from shardbroker.config.exhook import PACKAGES, is_grpc_url
 from shardbroker.config.listeners import Listener, Mountpoint, Rules, Tls, check_listener_names, parse_address
 from shardbroker.config.packages import missing_packages
@@ -21,14 +21,20 @@ from shardbroker.mqtt.topics import check_topic_name
 __all__ = [
     "TEMPLATE", "AnyListener", "ClientInfoOverride", "CoapGateway", "DatagramListener", "ExProtoGateway", "ExProtoHandler",
     "ExProtoListener", "ExProtoServer", "GatewayListener", "Gateways", "MqttSnGateway", "PredefinedTopic", "StompGateway",
-    "inner_listeners", "needs_coap", "needs_exproto", "needs_mqttsn", "needs_stomp", "outer_listeners", "state_file",
+    "handoff_path", "inner_listeners", "needs_coap", "needs_exproto", "needs_mqttsn", "needs_stomp", "outer_listeners",
+    "state_file",
 ]  # fmt: skip
 
+PROCESSES_MAX = 32
+"""Most processes of one gateway."""
 GATEWAY_LISTENERS_MAX = 8
 """Most listeners of one gateway: each has an internal listener, which takes one of the places of `listeners`."""
 TEMPLATE = re.compile(r"\$\{([^}]*)\}")
 TEMPLATE_NAMES = ("clientid", "username", "password")
 TEMPLATE_HELP = ", ".join(f"${{{name}}}" for name in TEMPLATE_NAMES)
+ID_NAMES = ("clientid", "username")
+"""Placeholders of client ids: these are shown in lists and logs, so passwords are not among them."""
+ID_HELP = ", ".join(f"${{{name}}}" for name in ID_NAMES)
 TOPIC_ID_MAX = 65534
 """Topic ids 0 and 65535 are reserved (MQTT-SN §5.3.11)."""
 Bind = Annotated[str, Allowed("HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:61613 or [::1]:61613")]
@@ -137,8 +143,25 @@ def _check_template(text: str) -> str:
     return text
 
 
+def _check_id_template(text: str) -> str:
+    """Checks that different clients get different client ids: they would take over each other's sessions."""
+    names = TEMPLATE.findall(text)
+    unknown = sorted({*names} - {*ID_NAMES})
+    if unknown:
+        raise ValueError(f"allowed is text with the placeholders {ID_HELP}, not ${{{unknown[0]}}}")
+    if text and not names:
+        raise ValueError(f"allowed is text with one of the placeholders {ID_HELP}: clients with one id take over its session")
+    if not all(TEMPLATE.split(text)[2:-1:2]):
+        raise ValueError("allowed is text between two placeholders: without it, ab and c would be the same as a and bc")
+    return text
+
+
 class ClientInfoOverride(Section):
-    """User name and password of all clients, in place of their own: for protocols that have none."""
+    """Client id, user name and password of all clients, in place of their own, as for protocols that have none."""
+
+    clientid: Annotated[str, AfterValidator(_check_id_template), Allowed(f"text with one of the placeholders {ID_HELP}")] = Field(
+        "", max_length=1024, description="Client id; empty: the client's own."
+    )
 
     username: Annotated[str, AfterValidator(_check_template), Allowed(f"text; placeholders: {TEMPLATE_HELP}")] = Field(
         "", max_length=65535, description="User name; empty: the client's own, if its protocol has one."
@@ -152,6 +175,10 @@ class Gateway(Section):
     """What all gateways have."""
 
     enable: bool = Field(False, description="Whether the gateway runs.")
+    processes: Annotated[Whole, RESTART] = Field(
+        1, ge=1, le=PROCESSES_MAX, description="Processes; the kernel spreads devices over them by their addresses. Each has an "
+        "equal share of max_connections and max_unknown_rate."
+    )  # fmt: skip
     mountpoint: Mountpoint = Field(
         "", description="Prefix of all topics of its clients, removed again on delivery; empty: none."
     )
@@ -194,7 +221,7 @@ class StompGateway(Gateway):
     )
     max_subscriptions: Whole = Field(100, ge=1, le=10000, description="Subscriptions of one connection.")
     max_transactions: Whole = Field(10, ge=0, le=1000, description="Transactions of one connection that are open.")
-    max_transaction_frames: Whole = Field(100, ge=1, le=65535, description="Frames of one transaction.")
+    max_transaction_frames: Whole = Field(100, ge=1, le=65535, description="Frames in all open transactions of one connection.")
     frame: StompFrame = StompFrame()
     listeners: Annotated[dict[str, GatewayListener], AfterValidator(_named)] = Field({"default": GatewayListener()})
 
@@ -249,6 +276,13 @@ class MqttSnGateway(Gateway):
     )
     max_datagram_size: Size = Field(1400, ge=64, le=65507, description="Longest datagram in both directions.")
     listeners: Annotated[dict[str, DatagramListener], AfterValidator(_named)] = Field({"default": DatagramListener()})
+
+    @field_validator("clientinfo_override")
+    @classmethod
+    def _without_user_names(cls, value: ClientInfoOverride) -> ClientInfoOverride:
+        if "username" in TEMPLATE.findall(value.clientid):
+            raise ValueError("allowed is clientid with the placeholder ${clientid} alone: devices have no user names")
+        return value
 
 
 QosOf = Literal["qos0", "qos1", "qos2", "coap"]
@@ -369,12 +403,20 @@ class ExProtoGateway(Gateway):
     session_expiry_interval: Duration = Field(
         0.0, ge=0, le=2**32 - 2, description="Time for which a session outlives its connection. 0: it ends with it, as in EMQX."
     )
+    processes: Annotated[Whole, RESTART] = Field(1, description="Always 1: a program reaches all devices at one address.")
     max_inflight: Whole = Field(
         32, ge=1, le=65535, description="Messages for a client that the program has not taken; further ones wait in its session."
     )
     server: ExProtoServer = ExProtoServer()
     handler: ExProtoHandler = ExProtoHandler()
     listeners: Annotated[dict[str, ExProtoListener], AfterValidator(_named)] = Field({"default": ExProtoListener()})
+
+    @field_validator("processes")
+    @classmethod
+    def _one_process(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError("allowed is 1: a program reaches all devices at one address, server.bind")
+        return value
 
     @property
     def missing(self) -> str | None:
@@ -383,7 +425,7 @@ class ExProtoGateway(Gateway):
 
 
 class Gateways(Section):
-    """Gateways for other protocols, in a process each."""
+    """Gateways for other protocols, in processes of their own."""
 
     coap: CoapGateway = CoapGateway()
     exproto: ExProtoGateway = ExProtoGateway()
@@ -418,25 +460,30 @@ def inner_listeners(settings: Any, runtime_dir: Path) -> dict[str, Listener]:
 
 
 def needs_coap(settings: Any, listeners: Sequence[Any]) -> bool:
-    """Returns whether the process of the CoAP gateway runs."""
+    """Returns whether the CoAP gateway runs."""
     return bool(settings.gateways.coap.enable)
 
 
 def needs_exproto(settings: Any, listeners: Sequence[Any]) -> bool:
-    """Returns whether the process of the ExProto gateway runs."""
+    """Returns whether the ExProto gateway runs."""
     return bool(settings.gateways.exproto.enable)
 
 
 def needs_mqttsn(settings: Any, listeners: Sequence[Any]) -> bool:
-    """Returns whether the process of the MQTT-SN gateway runs."""
+    """Returns whether the MQTT-SN gateway runs."""
     return bool(settings.gateways.mqttsn.enable)
 
 
 def needs_stomp(settings: Any, listeners: Sequence[Any]) -> bool:
-    """Returns whether the process of the STOMP gateway runs."""
+    """Returns whether the STOMP gateway runs."""
     return bool(settings.gateways.stomp.enable)
 
 
-def state_file(runtime_dir: Path, kind: str) -> Path:
-    """Returns the file in which the process of a gateway records the state of its listeners and its counts, as JSON."""
-    return runtime_dir / f"gateway-{kind}.json"
+def handoff_path(runtime_dir: Path, kind: str, number: int) -> Path:
+    """Returns the unix socket at which process `number` of a gateway awaits the process that replaces it."""
+    return runtime_dir / f"gateway-{kind}-{number}.handoff"
+
+
+def state_file(runtime_dir: Path, kind: str, number: int) -> Path:
+    """Returns the file in which process `number` of a gateway records the state of its listeners and its counts, as JSON."""
+    return runtime_dir / f"gateway-{kind}-{number}.json"

@@ -170,6 +170,11 @@ class Listener(Section):
     max_conn_rate: Rate = Field(inf, description="Connections accepted per second; further ones wait.")
     messages_rate: Rate = Field(inf, description="PUBLISH packets per second of one client, which is read more slowly above it.")
     bytes_rate: ByteRate = Field(inf, description="Bytes per second of one client; likewise.")
+    mqueue_overflow: Literal["inherit", "drop", "push_back"] = Field(
+        "inherit",
+        description="Behaviour of the full queues of its clients in place of `mqtt.mqueue_overflow` and `mqtt.push_back_topics`; "
+        "inherit: those apply.",
+    )
     mountpoint: Mountpoint = Field(
         "", description="Prefix of all topics and filters of its clients, removed again on delivery; empty: none."
     )

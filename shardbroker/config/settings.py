@@ -18,6 +18,7 @@ from shardbroker.config.features import Delayed, EventMessage, Rewrite, check_fi
 from shardbroker.config.flows import RULE_ID, RULES_MAX, Flows, Rule, RuleEngine
 from shardbroker.config.gateways import Gateways
 from shardbroker.config.listeners import LISTENERS_MAX, Listener, ZoneLimiter, check_listener_names, parse_address
+from shardbroker.config.opentelemetry import OpenTelemetry
 from shardbroker.config.persistence import Persistence, check_connectors
 from shardbroker.config.plugins import PluginSettings
 from shardbroker.config.replay import Replay
@@ -122,6 +123,13 @@ Filters = Annotated[
 Strategy = Literal["random", "round_robin", "round_robin_per_group", "sticky", "local", "hash_topic", "hash_clientid"]
 
 
+PUSH_BACK_TOPICS_MAX = 100
+"""Most filters of `push_back_topics`: each message for a full queue is compared with all of them."""
+
+PUSH_BACK_S_MAX = 300.0
+"""Longest `push_back_timeout`, seconds: publishers consider a broker dead that acknowledges nothing for longer."""
+
+
 class Mqtt(Section):
     """The MQTT protocol."""
 
@@ -157,6 +165,23 @@ class Mqtt(Section):
     max_mqueue_len: Limit = Field(
         1000, ge=0, le=LIMIT_MAX, description="Most messages that wait in the queue of a session; 0: no limit."
     )
+    mqueue_overflow: Literal["drop", "push_back"] = Field(
+        "drop",
+        description="Behaviour of the full queue of a connected session. drop: the oldest message is dropped; push_back: the "
+        "acknowledgement of the publisher waits, see docs/sizing.md. The queue of an absent client always drops.",
+    )
+    push_back_topics: Annotated[
+        list[str],
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        Allowed(f'a topic filter or a list of at most {PUSH_BACK_TOPICS_MAX}, such as ["orders/#", "alarms/+"]'),
+    ] = Field([], description="Filters of topics with `push_back`, whatever `mqueue_overflow` is.")
+    push_back_timeout: Duration = Field(
+        5.0,
+        ge=SHORTEST_S,
+        le=PUSH_BACK_S_MAX,
+        description="Longest wait of an acknowledgement; a full queue of which less than an eighth leaves in this time drops until "
+        "an eighth is free.",
+    )
     mqueue_store_qos0: bool = Field(True, description="Whether QoS 0 messages are queued, too; if not, they are dropped.")
     mqueue_priorities: Annotated[dict[str, Priority], Allowed("a table of topic = 1..255")] = Field(
         {}, description="Topic = priority; messages of a higher priority leave the queue first."
@@ -189,6 +214,14 @@ class Mqtt(Section):
     response_information: str = Field("", description="Response Information for 5.0 clients that request it.")
     # Connections have taken their limits.
     limiter: Annotated[ZoneLimiter, RESTART] = ZoneLimiter()
+
+    @field_validator("push_back_topics")
+    @classmethod
+    def _push_back_topics(cls, value: list[str]) -> list[str]:
+        if len(value) > PUSH_BACK_TOPICS_MAX:
+            raise ValueError(f"allowed are {PUSH_BACK_TOPICS_MAX} topic filters, not {len(value)}")
+        check_filters(value)
+        return value
 
     @property
     def c_values(self) -> dict[str, Any]:
@@ -231,7 +264,10 @@ class Retention(Section):
 
     age: Duration = Field(inf, ge=1, description="Age above which segments are removed.")
     bytes: Size = Field(
-        1 << 30, ge=1 << 20, description="Size of one worker's journal above which the oldest segments are removed."
+        1 << 30,
+        ge=1 << 20,
+        description="Size of the journals of a worker and of earlier workers of its number, above which the oldest segments are "
+        "removed.",
     )
 
 
@@ -415,6 +451,7 @@ class Settings(Section):
     slow_subs: Annotated[SlowSubs, Live(WORKER, MANAGER)] = SlowSubs()
     topic_metrics: Annotated[TopicMetrics, Live(WORKER, MANAGER)] = TopicMetrics()
     prometheus: Annotated[Prometheus, RESTART] = Prometheus()
+    opentelemetry: Annotated[OpenTelemetry, Live(MANAGER)] = OpenTelemetry()
     api: Annotated[Api, RESTART] = Api()
     auth: Annotated[Auth, Live(WORKER, MANAGER, INTEGRATIONS)] = Auth()
     acl: Annotated[Acl, Live(WORKER, MANAGER, INTEGRATIONS)] = Acl()

@@ -28,10 +28,11 @@ Values come from these sources, later ones override earlier ones:
 
 1. the default
 2. the TOML file (`--config`)
-3. `runtime.toml` in the data directory, written by `shardbroker ctl config set`
-4. the environment (`SHARDBROKER__SECTION__KEY`)
-5. `--set section.key=value`
-6. options of `serve`
+3. settings of all nodes of a [cluster](cluster.md#settings-of-all-nodes) with etcd, by `shardbroker ctl config set --cluster`
+4. `runtime.toml` in the data directory, written by `shardbroker ctl config set`
+5. the environment (`SHARDBROKER__SECTION__KEY`)
+6. `--set section.key=value`
+7. options of `serve`
 
 An unknown key or an invalid value is rejected at start with exit code 2 and a line that names the key, the value, its source and
 what is allowed. `shardbroker config check` runs the checks of a start without contacting any server: it tries the libraries of back

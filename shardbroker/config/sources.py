@@ -1,5 +1,5 @@
-"""Sources of values, later ones override earlier ones: default, TOML file, values set at run time, environment, --set, options of
-the command line."""
+"""Sources of values, later ones override earlier ones: default, TOML file, values of all nodes of a cluster, values set at run time
+on this node, environment, --set, options of the command line."""
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -9,8 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from shardbroker.config.cluster import Cluster
+from shardbroker.config.cluster_values import CLUSTER, NO_VALUES, ClusterValue, ClusterValues, overlaps, read_copy
 from shardbroker.config.errors import ConfigError, explain, refusal
-from shardbroker.config.keys import KeyPath, dotted, field_at, is_map, is_secret, masked, takes_text, toml_value
+from shardbroker.config.keys import KeyPath, dotted, field_at, is_map, is_secret, masked, resolve, takes_text, toml_value
 from shardbroker.config.settings import Settings
 from shardbroker.config.sinks.ids import normal_path, normal_tree
 from shardbroker.stores.files import replace_file
@@ -18,6 +20,9 @@ from shardbroker.stores.files import replace_file
 __all__ = ["KEPT_FILE", "ConfigError", "Loaded", "load", "parse_assignment", "read_kept", "without", "write_kept"]
 
 ENV_PREFIX = "SHARDBROKER__"
+
+ROUNDS = 2
+"""How often a value of all nodes that does not fit is tried again: another one may have been missing."""
 
 KEPT_FILE = "runtime.toml"
 """File in the data directory with the values that were set at run time. Such changes are written nowhere else."""
@@ -30,11 +35,23 @@ _KEPT_HEADER = """\
 class Loaded:
     """The effective settings, and the source of each key that was set."""
 
-    def __init__(self, settings: Settings, sources: Mapping[KeyPath, str], again: "Callable[..., Loaded] | None" = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        sources: Mapping[KeyPath, str],
+        again: "Callable[..., Loaded] | None" = None,
+        cluster: ClusterValues = NO_VALUES,
+        unusable: Mapping[str, str] | None = None,
+    ) -> None:
         self.settings = settings
         self.sources = {dotted(path): source for path, source in sources.items()}
-        self.again = again or (lambda kept=None: self)
-        """Reads all sources again. `kept` replaces the contents of KEPT_FILE. Raises ConfigError."""
+        self.again = again or (lambda **_: self)
+        """Reads all sources again. `kept` replaces the contents of KEPT_FILE; `cluster`, `refused` and `trial` as in `load`. Raises
+        ConfigError."""
+        self.cluster = cluster
+        """The values of all nodes, in force or not."""
+        self.unusable = dict(unusable or {})
+        """Those of them that are not in force on this node since they do not fit, with the reason."""
 
     def source(self, key: str) -> str:
         """Returns the source of a key; several if the value is a table that was merged from them."""
@@ -50,27 +67,101 @@ def load(
     assignments: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
     kept: Mapping[KeyPath, Any] | None = None,
+    cluster: ClusterValues | None = None,
+    refused: Mapping[str, str] | None = None,
+    trial: Mapping[KeyPath, Any] | None = None,
 ) -> Loaded:
     """Reads all sources. `options` are dotted keys set by options of the command line; `kept` replaces the contents of KEPT_FILE in
-    the data directory that the other sources name. Raises ConfigError."""
+    the data directory that the other sources name, and `cluster` those of the copy of the values of all nodes there. Of these the
+    ones that do not fit are left out, and those in `refused`, key -> reason. `trial`: values over all others. Raises ConfigError.
+    """
     environment = {name: text for name, text in (environment or {}).items() if name.startswith(ENV_PREFIX)}
-    assignments, options = list(assignments), dict(options or {})
-    again = partial(load, file, environment, assignments, options)
-    values = _gather(file, environment, assignments, options, {}, "")
-    loaded = _checked(values, again)
-    path = loaded.settings.process.data_dir / KEPT_FILE
+    sources = file, environment, list(assignments), dict(options or {})
+    again = partial(load, *sources)
+    loaded = _checked(_gather(*sources, {}, ""), again)
+    data_dir = loaded.settings.process.data_dir
+    path = data_dir / KEPT_FILE
     if kept is None:
         kept = read_kept(path)
-    if not kept:
+    layer = partial(_gather, *sources, kept, f"file {path}")
+    if cluster is None:
+        core = _cluster_of(layer() if kept else None, loaded)
+        cluster = read_copy(data_dir, core.place) if core is not None else NO_VALUES
+    if not kept and not trial and cluster == NO_VALUES:
         return loaded
-    return _checked(_gather(file, environment, assignments, options, kept, f"file {path}"), again)
+    refused = refused or {}
+    wanted = [one for one in cluster.values if one.key not in refused]
+    fitting, unusable = _fitting(wanted, lambda some: _checked(layer(some, trial or {}), again))
+    problems = {**cluster.problems, **{key: reason for key, reason in refused.items() if key in cluster.revisions}, **unusable}
+    return _checked(layer(fitting, trial or {}), again, cluster, problems)
 
 
-def _checked(values: "_Values", again: Callable[..., Loaded]) -> Loaded:
+def _cluster_of(values: "_Values | None", loaded: Loaded) -> Cluster | None:
+    """Returns the section of a cluster with a core, which no value of all nodes changes; None: there is no core."""
+    found = loaded.settings.cluster
+    if values is not None:
+        try:
+            found = Cluster.model_validate(values.tree().get("cluster", {}))
+        except ValidationError:
+            return None  # the check of all values reports it
+    return found if found.has_core else None
+
+
+def _fitting(
+    values: list[ClusterValue], attempt: Callable[[list[ClusterValue]], Loaded]
+) -> tuple[list[ClusterValue], dict[str, str]]:
+    """Returns the values that fit the schema and the other sources, and the reasons of the others: of two that do not fit each
+    other the one that was set first counts. Raises ConfigError if other sources are at fault."""
+    fitting, doubtful = values, list[ClusterValue]()
+    while True:
+        try:
+            _attempted(attempt, fitting)
+            break
+        except ConfigError as error:
+            found = [one for one in fitting if any(overlaps(one.path, path) for path in error.paths)]
+            if not found:
+                raise
+            doubtful += found
+            fitting = [one for one in fitting if one not in found]
+    reasons: dict[str, str] = {}
+    for _ in range(ROUNDS):
+        for one in [one for one in values if one in doubtful]:
+            further = [other for other in values if other in fitting or other is one]  # in their order
+            try:
+                _attempted(attempt, further)
+            except ConfigError as error:
+                reasons[one.key] = str(error).partition("\n")[0]
+            else:
+                fitting = further
+                doubtful.remove(one)
+                reasons.pop(one.key, None)
+    return fitting, reasons
+
+
+def _attempted(attempt: Callable[[list[ClusterValue]], Loaded], values: list[ClusterValue]) -> None:
+    """Raises ConfigError, also where a check of the schema is not made for what was written into the core by hand."""
     try:
-        return Loaded(Settings.model_validate(values.tree()), values.sources, again)
+        attempt(values)
+    except ConfigError:
+        raise
+    except Exception as error:
+        if not values:
+            raise
+        text = f"{dotted(values[-1].path)}: cannot be checked: {type(error).__name__}"
+        raise ConfigError(text, [one.path for one in values]) from error
+
+
+def _checked(
+    values: "_Values",
+    again: Callable[..., Loaded],
+    cluster: ClusterValues = NO_VALUES,
+    unusable: Mapping[str, str] | None = None,
+) -> Loaded:
+    try:
+        return Loaded(Settings.model_validate(values.tree()), values.sources, again, cluster, unusable)
     except ValidationError as error:
-        raise ConfigError(explain(error, values.values, values.sources)) from None
+        paths = [resolve(problem["loc"]) for problem in error.errors()]
+        raise ConfigError(explain(error, values.values, values.sources), paths) from None
 
 
 def _gather(
@@ -80,10 +171,14 @@ def _gather(
     options: Mapping[str, Any],
     kept: Mapping[KeyPath, Any],
     kept_source: str,
+    cluster: Iterable[ClusterValue] = (),
+    trial: Mapping[KeyPath, Any] | None = None,
 ) -> "_Values":
     values = _Values()
     if file is not None:
         values.put((), _read_file(file), f"file {file}")
+    for one in cluster:
+        values.put(one.path, one.value, CLUSTER)
     for path, value in kept.items():
         values.put(path, value, kept_source)
     for name, text in sorted(environment.items()):
@@ -104,6 +199,8 @@ def _gather(
             values.forget(known)
     for key, value in options.items():
         values.put(_split(key), value, "command line")
+    for path, value in (trial or {}).items():
+        values.put(path, value, CLUSTER)
     return values
 
 
@@ -167,7 +264,7 @@ class _Values:
                 self.forget(above)  # the first entry replaces an empty table
             else:
                 text = f"{dotted(above)} is given as a value ({self.sources[above]}), so it has no keys"
-                raise ConfigError(refusal(dotted(path), masked(path, value), source, text))
+                raise ConfigError(refusal(dotted(path), masked(path, value), source, text), (above,))
 
     def forget(self, path: KeyPath) -> None:
         for known in [known for known in self.values if known[: len(path)] == path]:

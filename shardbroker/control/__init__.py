@@ -14,7 +14,9 @@ Lists are paged by an opaque cursor: a response holds one page at most, and the 
 from shardbroker.control import (  # noqa: F401 - add their verbs to the table
     access_verbs,
     account_verbs,
+    chain_verbs,
     cluster_verbs,
+    data_verbs,
     exhook_verbs,
     feature_verbs,
     gateway_verbs,

@@ -94,10 +94,10 @@ class BannedAdd(BannedDelete):
 
 
 table(
-    Verb("users list", "Users of the broker's own database.", UserList, columns=("name", "superuser")),
+    Verb("users list", "Users of the broker's own database.", UserList, columns=("name", "superuser"), is_shared=True),
     Verb("users add", "Adds a user, or changes its password.", UserAdd, changes=True),
     Verb("users delete", "Removes a user.", UserDelete, changes=True),
-    Verb("acl list", "Rules of users, clients and all.", columns=("kind", "name", "rules")),
+    Verb("acl list", "Rules of users, clients and all.", columns=("kind", "name", "rules"), is_shared=True),
     Verb("acl set", "Replaces the rules of a user, a client or all.", AclSet, changes=True),
     Verb("acl add", "Appends a rule to those of a user, a client or all.", AclAdd, changes=True),
     Verb(
@@ -113,7 +113,7 @@ table(
         changes=True,
         rest=(Rest("POST /authorization/reload", "Access", "reload"),),
     ),
-    Verb("banned list", "Bans.", columns=("kind", "value", "until", "by", "reason", "at")),
+    Verb("banned list", "Bans.", columns=("kind", "value", "until", "by", "reason", "at"), is_shared=True),
     Verb("banned add", "Adds a ban and disconnects the clients that match.", BannedAdd, changes=True),
     Verb(
         "banned delete",

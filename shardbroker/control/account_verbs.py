@@ -61,14 +61,14 @@ class AuditList(Page):
 KEY_COLUMNS = ("name", "api_key", "role", "enable", "expired", "expired_at", "description")
 
 table(
-    Verb("admins list", "Accounts of the REST API and the dashboard.", columns=("name", "role", "description")),
+    Verb("admins list", "Accounts of the REST API and the dashboard.", columns=("name", "role", "description"), is_shared=True),
     Verb("admins add", "Adds an account.", AccountAdd, changes=True),
     Verb("admins update", "Changes the role or description of an account.", AccountUpdate, changes=True),
     Verb("admins passwd", "Sets the password of an account and ends its logins.", AccountPassword, changes=True),
     Verb("admins delete", "Removes an account and ends its logins; the last administrator cannot be removed.", OneAccount,
          changes=True,
          rest=(Rest("DELETE /users/{username}", "Accounts", "delete_user", "nothing", names={"username": "name"}),)),
-    Verb("api-keys list", "Keys of programs that use the REST API.", columns=KEY_COLUMNS),
+    Verb("api-keys list", "Keys of programs that use the REST API.", columns=KEY_COLUMNS, is_shared=True),
     Verb("api-keys add", "Creates a key; its secret is shown only once.", KeyAdd, changes=True),
     Verb("api-keys update", "Changes a key.", KeyUpdate, changes=True),
     Verb("api-keys delete", "Removes a key; requests with it are rejected from then on.", OneKey, changes=True,

@@ -22,7 +22,20 @@ class Control:
     Raises ControlError: BROKER_DOWN if the broker does not respond, otherwise with the code of the response.
     """
 
-    def __init__(self, data_dir: Path, by: str = "ctl", timeout_s: float | None = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        by: str = "ctl",
+        timeout_s: float | None = TIMEOUT_S,
+        at_node: str = "",
+        of_all_nodes: bool = False,
+    ) -> None:
+        """by: the author for the audit log. at_node: the node of the cluster that carries out the verbs; empty: this one.
+        of_all_nodes: lists have the rows of all nodes."""
+        self.of_all_nodes = of_all_nodes
+        self.missing: dict[str, dict[str, str]] = {}
+        """Nodes whose rows are in no list so far: name -> `node` and `reason`."""
+        self._where: dict[str, Any] = {"node": at_node} if at_node else {"all_nodes": True} if of_all_nodes else {}
         self._path = data_dir / SOCKET_NAME
         self._by = by
         self._frames = Frames()
@@ -49,6 +62,12 @@ class Control:
 
     def call(self, verb: str, **params: Any) -> Any:
         """Returns the result of a verb."""
+        result = self._call(verb, params)
+        if self.of_all_nodes:
+            self.missing |= {one["node"]: one for one in result["missing"]}
+        return result
+
+    def _call(self, verb: str, params: dict[str, Any]) -> Any:
         items = self.stream(verb, **params)
         while True:
             try:
@@ -59,7 +78,7 @@ class Control:
     def stream(self, verb: str, **params: Any) -> Generator[Any, None, Any]:
         """Yields the items of a verb that streams; its result is the value of StopIteration."""
         number = next(self._ids)
-        self._send(encode_frame({"id": number, "verb": verb, "params": params, "by": self._by}))
+        self._send(encode_frame({"id": number, "verb": verb, "params": params, "by": self._by, **self._where}))
         while True:
             answer = self._next()
             if answer.get("id") != number:

@@ -7,15 +7,22 @@ from pydantic import BeforeValidator, Field, StringConstraints
 from shardbroker.control.rest import Rest
 from shardbroker.control.verbs import Params, Verb, argument, table
 
-__all__ = ["OneNode", "Recovery", "StartEvacuation", "StartRebalance"]
+__all__ = [
+    "Give", "JoinedMember", "OneMember", "OneNode", "Recovery", "StartEvacuation", "StartRebalance", "StartRebalanceOfAll",
+    "WhichNodes",
+]  # fmt: skip
 
 NODE_MAX = 255
 NODES_MAX = 250
+ADDRESS_MAX = 300
+"""Characters of HOST:PORT."""
 REFERENCE_MAX = 1000
 """Characters of a Server Reference, as `process.drain_server_reference`."""
 RATE_MAX = 10_000
 THRESHOLD_MAX = 1_000_000_000
 DURATION_MAX = 32
+COUNT_MAX = (1 << 32) - 1
+"""Most clients or sessions that a node reports."""
 
 
 def _as_text(value: object) -> object:
@@ -29,6 +36,23 @@ NodeName = Annotated[str, StringConstraints(min_length=1, max_length=NODE_MAX)]
 
 class OneNode(Params):
     node: NodeName = argument("Name of the node, its node.name.")
+
+
+class OneMember(OneNode):
+    address: str = Field(
+        "", max_length=ADDRESS_MAX, description="HOST:PORT of the etcd of a witness. Empty: the member is a node, which tells it."
+    )
+
+
+class JoinedMember(Params):
+    address: Annotated[str, StringConstraints(min_length=1, max_length=NODE_MAX + 8)] = argument(
+        "HOST or HOST:PORT, where the links of a member listen (its cluster.link.bind); the port is 5370 by default."
+    )
+    restart: bool = Field(True, description="Drain the broker and start it again; otherwise its next start is that of a node.")
+
+
+class WhichNodes(Params):
+    own: bool = Field(False, description="What this node knows of itself only, without a question to the others.")
 
 
 class StartEvacuation(Params):
@@ -61,6 +85,20 @@ class StartRebalance(Params):
     rel_sess_threshold: float = Field(1.1, gt=1, le=100, description="Absent sessions that may stay, as a multiple of the average.")
 
 
+class StartRebalanceOfAll(StartRebalance):
+    nodes: list[NodeName] | None = Field(
+        None, max_length=NODES_MAX, description="Node that takes part, may be repeated; all that are linked if left out."
+    )
+
+
+class Give(StartRebalance):
+    nodes: list[NodeName] | None = Field(None, max_length=NODES_MAX, description="All nodes that take part, may be repeated.")
+    donors: list[NodeName] = Field(..., min_length=1, max_length=NODES_MAX, description="Those that give, this node included.")
+    coordinator: NodeName = Field(..., description="The node that has decided.")
+    connection_goal: int = Field(..., ge=0, le=COUNT_MAX, description="Clients that stay at each donor.")
+    session_goal: int = Field(..., ge=0, le=COUNT_MAX, description="Absent sessions that stay at each donor.")
+
+
 class Recovery(Params):
     force: bool = Field(False, description="The etcds of all other nodes are stopped or cut off.")
 
@@ -71,19 +109,25 @@ table(
         "The nodes of the cluster as this node sees them: state of each node, of the link to each peer, and of the peer's routes.",
     ),
     Verb(
+        "cluster topology",
+        "Which nodes are core nodes, and which are replicants: to which core nodes each core node is linked, and at which one each "
+        "replicant keeps its lease.",
+        WhichNodes, columns=("node", "role", "state", "cores", "reason"), is_shared=True,
+    ),
+    Verb(
         "cluster core status",
         "The members of etcd: which one leads, which are not reached, the size of each database, and etcd's alarms.",
         columns=("name", "state", "version", "database_bytes", "alarms", "client", "peer", "id"),
     ),
     Verb(
         "cluster core add",
-        "Have a node run etcd as a further member of the core. It has a vote once it has all keys.",
-        OneNode, changes=True,
+        "Have a node or a witness run etcd as a further member of the core. It has a vote once it has all keys.",
+        OneMember, changes=True,
     ),
     Verb(
         "cluster core remove",
-        "Remove the etcd of a node from the core, also of one that is gone. The node stays in the cluster.",
-        OneNode, changes=True,
+        "Remove the etcd of a node or a witness from the core, also of one that is gone. A node stays in the cluster.",
+        OneMember, changes=True,
     ),
     Verb(
         "cluster core recover",
@@ -91,9 +135,15 @@ table(
         Recovery, changes=True,
     ),
     Verb(
+        "cluster join",
+        "Make this broker, which runs alone, a node of the cluster of a member: the keys of the cluster are stored, and the broker "
+        "starts again.",
+        JoinedMember, changes=True,
+    ),
+    Verb(
         "cluster leave",
         "Have this node leave the cluster when its broker stops, with the routes and messages that others keep for it. Its etcd "
-        "leaves the core at once.",
+        "leaves the core at once. What `cluster join` has stored is removed.",
         changes=True,
     ),
     Verb(
@@ -107,6 +157,26 @@ table(
         "cluster forget",
         "Free the id of a node that was removed. Its data directory may join again while the id is free.",
         OneNode, changes=True,
+    ),
+    Verb(
+        "cluster rebalance start",
+        "Have all nodes with more clients or sessions than average give them to the others, down to the average and a threshold.",
+        StartRebalanceOfAll, changes=True,
+        rest=(Rest("POST /load_rebalance/{node}/start", "Node", "start_rebalance"),),
+    ),
+    Verb(
+        "cluster rebalance stop",
+        "End the rebalance of each node that is reached: all of them accept clients again.",
+        changes=True,
+        rest=(Rest("POST /load_rebalance/{node}/stop", "Node", "stop_rebalance"),),
+    ),
+    Verb(
+        "cluster rebalance status",
+        "State of the rebalance of each node: what it has, and what shall stay.",
+        columns=(
+            "node", "state", "coordinator", "connections", "connection_goal", "absent", "session_goal", "message",
+        ),
+        is_shared=True,
     ),
     Verb(
         "node evacuate start",
@@ -127,13 +197,16 @@ table(
         "node rebalance start",
         "Have this node give clients and sessions to the others until it has no more than their average and a threshold.",
         StartRebalance, changes=True,
-        rest=(Rest("POST /load_rebalance/{node}/start", "Node", "start_rebalance"),),
+    ),
+    Verb(
+        "node rebalance give",
+        "The part of one node in `cluster rebalance start`, which gives this verb to each donor.",
+        Give, changes=True,
     ),
     Verb(
         "node rebalance stop",
         "End the rebalance: this node accepts clients again.",
         changes=True,
-        rest=(Rest("POST /load_rebalance/{node}/stop", "Node", "stop_rebalance"),),
     ),
     Verb(
         "node rebalance status",

@@ -10,6 +10,10 @@ __all__ = ["LOSSES", "NO_LOSSES", "losses", "lost"]
 
 LOSSES = {
     "queue_full": ("delivery.dropped.queue_full", "the session queue is full (`mqtt.max_mqueue_len`): its oldest message is lost"),
+    "queue_stalled": (
+        "delivery.dropped.queue_stalled",
+        "likewise, of a client that takes less than an eighth of its queue in `mqtt.push_back_timeout`",
+    ),
     "output_full": ("delivery.dropped.output_full", "QoS 0 for a client that reads too slowly (`mqtt.max_output_bytes`)"),
     "qos0_msg": ("delivery.dropped.qos0_msg", "QoS 0 for a disconnected client, with `mqtt.mqueue_store_qos0 = false`"),
     "overload": ("delivery.dropped.overload", "QoS 0 for a disconnected client, while memory is short"),

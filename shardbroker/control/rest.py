@@ -8,7 +8,7 @@ __all__ = ["TAGS", "Answer", "Rest", "Tag"]
 
 Tag = Literal[
     "Accounts", "Node", "Clients", "Messages", "Delayed messages", "Diagnose", "Access", "Plugins", "ExHook", "Gateways", "Rules",
-    "Connectors", "Actions", "Sources", "Persistence", "Configuration",
+    "Connectors", "Actions", "Sources", "Persistence", "Configuration", "Export and import",
 ]  # fmt: skip
 TAGS: tuple[str, ...] = get_args(Tag)
 """Sections of docs/rest.md, in its order."""
@@ -21,7 +21,7 @@ class Rest:
     """A route of the REST API that carries out a verb.
 
     A parameter of the verb is in the path if the path names it, else in the query of a GET or DELETE, or in the JSON body of a POST
-    or PUT. `{node}` in a path is no parameter: it has to be the name of this node. Types and bounds are those of the verb.
+    or PUT. `{node}` in a path is no parameter: it is the node that carries out the verb. Types and bounds are those of the verb.
     """
 
     route: str

@@ -11,10 +11,21 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from shardbroker.control.rest import Rest
 
-__all__ = ["TIME_MAX", "VERBS", "ClientFilter", "Page", "Params", "Verb", "argument", "table"]
+__all__ = [
+    "MESSAGES_MAX", "MESSAGE_BYTES_MAX", "TIME_MAX", "VERBS", "WORKERS_MAX", "ClientFilter", "MessagesOf", "Page", "Params", "Verb",
+    "argument", "table",
+]  # fmt: skip
 
 PAGE_MAX = 10_000
 """Most rows of a page."""
+MESSAGES_MAX = 1000
+"""Most messages of a session on a page."""
+MESSAGE_BYTES_MAX = 16 << 20
+"""Most bytes of topics and payloads on such a page, but for its first message."""
+WORKERS_MAX = 1024
+"""Most workers: as many as there are partitions of sessions."""
+WEIGHTS_MAX = 4 * WORKERS_MAX
+"""Characters of the weights of so many workers: up to 100 each, and a comma."""
 TIME_MAX = 2**53
 """Unix ms; the largest integer that JSON numbers hold exactly."""
 ClientId = Annotated[str, StringConstraints(min_length=1, max_length=65535)]
@@ -45,6 +56,12 @@ class Verb:
     """Fields of a row in the table that `ctl` prints; empty: the result is no list."""
     stream: bool = False
     """Whether the verb sends items before its result."""
+    cluster_columns: tuple[str, ...] = ()
+    """Likewise with the parameter `cluster`; empty: the result is no list of rows then."""
+    is_shared: bool = False
+    """Whether its rows are the same on all nodes of a cluster."""
+    is_of_client: bool = False
+    """Whether it is about one client, and is carried out by the node that has it."""
     rest: tuple[Rest, ...] = ()
     """Routes of the REST API that are derived from this row."""
 
@@ -79,6 +96,17 @@ class ClientList(ClientFilter, Page):
 
 class OneClient(Params):
     clientid: ClientId = argument("Client id.")
+
+
+class MessagesOf(OneClient):
+    """A page of the messages of one session."""
+
+    limit: int = Field(100, ge=1, le=MESSAGES_MAX, description="Messages of a page.")
+    cursor: str | None = Field(None, description="Where the page starts: `cursor` of the previous page.")
+    payload: Literal["none", "base64", "plain"] = Field("base64", description="How payloads are shown.")
+    max_payload_bytes: int = Field(
+        1 << 20, ge=128, le=MESSAGE_BYTES_MAX, description="Topics and payloads of a page, bytes; one message is returned anyway."
+    )
 
 
 class ManyClients(Params):
@@ -147,21 +175,37 @@ class OneWorker(Params):
     worker: int = Field(ge=0, description="Number of the worker.", json_schema_extra={"argument": True})
 
 
+class SetWorkers(Params):
+    workers: int = Field(ge=1, le=WORKERS_MAX, description="Number of workers.", json_schema_extra={"argument": True})
+    weights: str = Field(
+        "auto",
+        max_length=WEIGHTS_MAX,
+        description="Relative share of the sessions of each worker, such as 3,1,1; auto: equal shares.",
+    )
+
+
+OF_ALL_NODES = "Settings of all nodes of the cluster, instead of those of one node."
+
+
 class ConfigGet(Params):
     key: str = argument("Key or section; by default all values that differ from their defaults.", "")
+    cluster: bool = Field(False, description=f"{OF_ALL_NODES} With the nodes that have applied each.")
 
 
 class ConfigSet(Params):
     key: str = argument("Key, such as mqtt.max_inflight.")
     value: str = argument("Value as in TOML; text needs no quotes.")
+    cluster: bool = Field(False, description=OF_ALL_NODES)
 
 
 class ConfigUpdate(Params):
     values: dict[str, str] = Field(description="Key and value, such as mqtt.max_inflight=64; values as in TOML.")
+    cluster: bool = Field(False, description=OF_ALL_NODES)
 
 
 class ConfigReset(Params):
     key: str = argument("Key that was set at run time.")
+    cluster: bool = Field(False, description=OF_ALL_NODES)
 
 
 class LogLevel(Params):
@@ -216,14 +260,29 @@ table(
         OneWorker,
         changes=True,
     ),
+    Verb(
+        "workers set",
+        "Changes the number of workers, or their weights, without disconnecting clients; until the broker ends.",
+        SetWorkers,
+        changes=True,
+        rest=(
+            Rest("PUT /workers/setting", "Node", "set_workers", summary="Begins to change the number of workers or their weights."),
+        ),
+    ),
+    Verb(
+        "workers setting",
+        "Progress of the last `workers set`.",
+        rest=(Rest("GET /workers/setting", "Node", "workers_setting"),),
+    ),
     Verb("clients list", "Clients, and sessions without a connection.", ClientList, columns=CLIENT_COLUMNS),
     Verb(
         "clients show",
         "Details of one client.",
         OneClient,
+        is_of_client=True,
         rest=(Rest("GET /clients/{clientid:name}", "Clients", "show_client", adds_node=True, times=CLIENT_TIMES),),
     ),
-    Verb("clients kick", "Ends connections and sessions.", ManyClients, changes=True),
+    Verb("clients kick", "Ends connections and sessions.", ManyClients, changes=True, is_of_client=True),
     Verb("clients kick-all", "Ends connections and sessions of all clients that match.", BulkKick, changes=True, stream=True),
     Verb(
         "sessions list",
@@ -235,17 +294,33 @@ table(
         "sessions show",
         "State of one session, with or without a connection.",
         OneClient,
+        is_of_client=True,
         rest=(Rest("GET /sessions/{clientid:name}", "Clients", "show_session", adds_node=True, times=CLIENT_TIMES),),
+    ),
+    Verb(
+        "sessions queue",
+        "Messages that wait for a client, the next one first.",
+        MessagesOf,
+        columns=("msgid", "topic", "qos", "payload_size", "from_clientid", "publish_at"),
+        is_of_client=True,
+    ),
+    Verb(
+        "sessions inflight",
+        "Messages that are sent to a client and not acknowledged; one that waits for PUBCOMP is only a packet id.",
+        MessagesOf,
+        columns=("packet_id", "awaits", "msgid", "topic", "qos", "payload_size", "from_clientid", "publish_at"),
+        is_of_client=True,
     ),
     Verb(
         "subscriptions list", "Subscriptions of clients.", SubscriptionList, columns=("clientid", "topic", "qos", "nl", "rap", "rh")
     ),
-    Verb("subscriptions add", "Subscribes a connected client.", AddSubscription, changes=True),
+    Verb("subscriptions add", "Subscribes a connected client.", AddSubscription, changes=True, is_of_client=True),
     Verb(
         "subscriptions delete",
         "Removes a subscription of a client.",
         DeleteSubscription,
         changes=True,
+        is_of_client=True,
         rest=(Rest("POST /clients/{clientid:name}/unsubscribe", "Clients", "unsubscribe", "nothing"),),
     ),
     Verb("topics list", "Topic filters with a subscription.", TopicList, columns=("topic", "destinations")),
@@ -256,7 +331,11 @@ table(
         columns=("topic", "destination", "group"),
     ),
     Verb(
-        "retained list", "Retained messages.", RetainedList, columns=("topic", "qos", "payload_size", "from_clientid", "publish_at")
+        "retained list",
+        "Retained messages.",
+        RetainedList,
+        columns=("topic", "qos", "payload_size", "from_clientid", "publish_at"),
+        is_shared=True,
     ),
     Verb(
         "retained show",
@@ -326,6 +405,7 @@ table(
         "Effective values, with the source of each.",
         ConfigGet,
         columns=("key", "value", "source", "live"),
+        cluster_columns=("key", "value", "by", "at", "applied", "not_applied", "remarks"),
         rest=(
             Rest(
                 "GET /configs",

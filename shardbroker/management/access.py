@@ -16,19 +16,16 @@ from shardbroker.access.auth_client import file_rules, publish_rules, rules_dir,
 from shardbroker.access.contract import AuthRequest, Client
 from shardbroker.access.files import FileError
 from shardbroker.access.hashing import hash_password
+from shardbroker.access.rows import value_of
 from shardbroker.access.rules import RuleError, RuleSet
 from shardbroker.access.scram import scram_user
-from shardbroker.access.stores import BAN_KINDS, Ban, RuleStore, StoreError, User, UserStore
+from shardbroker.access.stores import AccessStore, Ban, RuleStore, StoreError, User, UserStore
+from shardbroker.access.tables import BAN_KINDS, NAME_MAX, RULE_KINDS, USER_KINDS
 from shm.counters import Counters
 from shm.runtime import find_runtime_dir
 from shm.topology import COUNTERS
 
 __all__ = ["AccessAdmin", "AccessError"]
-
-USER_KINDS = ("username", "clientid")
-RULE_KINDS = ("username", "clientid", "all")
-NAME_MAX = 65535
-"""Limit of a user name or client id by the protocol, bytes."""
 
 
 class AccessError(Exception):
@@ -76,12 +73,13 @@ class AccessAdmin:
         _name(name)
         if not password:
             raise AccessError("password: must be text that is not empty")
-        if scram:
-            section = self._settings.auth.scram
-            user = scram_user(name, password, section.algorithm, section.iteration_count, superuser)
-            self._user_store.put_scram(section.algorithm, user)
-        else:
-            self._user_store.put(kind, User(name, hash_password(password.encode()), superuser))
+        with _told():
+            if scram:
+                section = self._settings.auth.scram
+                user = scram_user(name, password, section.algorithm, section.iteration_count, superuser)
+                self._user_store.put_scram(section.algorithm, user)
+            else:
+                self._user_store.put(kind, User(name, hash_password(password.encode()), superuser))
         self._changed()
 
     def add_hashed_user(self, name: str, stored: str, *, kind: str = "username", salt: str = "", superuser: bool = False) -> None:
@@ -90,14 +88,16 @@ class AccessAdmin:
         _name(name)
         if not stored.startswith(("$argon2", "$2a$", "$2b$", "$2y$")):
             raise AccessError("hash: must be text that begins with $argon2, $2a$, $2b$ or $2y$")
-        self._user_store.put(kind, User(name, stored, superuser, salt))
+        with _told():
+            self._user_store.put(kind, User(name, stored, superuser, salt))
         self._changed()
 
     def delete_user(self, name: str, *, kind: str = "username", scram: bool = False) -> bool:
         """Deletes a user; returns whether the user existed. Open connections stay; `ban` ends them."""
         _one_of("kind", kind, USER_KINDS)
         store = self._user_store
-        found = store.delete_scram(self._settings.auth.scram.algorithm, name) if scram else store.delete(kind, name)
+        with _told():
+            found = store.delete_scram(self._settings.auth.scram.algorithm, name) if scram else store.delete(kind, name)
         self._changed()
         return found
 
@@ -171,9 +171,27 @@ class AccessAdmin:
     def unban(self, kind: str, value: str) -> bool:
         """Removes a ban; returns whether it existed."""
         _one_of("kind", kind, BAN_KINDS)
-        found = self._rule_store.unban(kind, value)
+        with _told():
+            found = self._rule_store.unban(kind, value)
         self._changed()
         return found
+
+    # --- whole entries ----------------------------------------------------------------------------------------------------------
+
+    def entries(self, table: str, after: bytes, most: int, most_bytes: int) -> list[tuple[bytes, bytes]]:
+        """Returns keys and values of a table behind a key, with hashes: as nodes send them to each other."""
+        with _told():
+            found = self._store_of(table).page(table, after, most, most_bytes)
+            return [(key, value_of(table, key, stored)) for key, stored in found]
+
+    def put_entries(self, table: str, entries: list[tuple[bytes, bytes]]) -> None:
+        """Stores keys and values of stored_entry() in place of those with the same keys: all, or none."""
+        with _told():
+            self._store_of(table).put_many(table, entries)
+        self._changed(rules=True)
+
+    def _store_of(self, table: str) -> AccessStore:
+        return self._user_store if table in UserStore.tables else self._rule_store
 
     # --- reload -----------------------------------------------------------------------------------------------------------------
 

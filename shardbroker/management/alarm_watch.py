@@ -9,12 +9,14 @@ from shardbroker.access.failing import failing
 from shardbroker.logs.log import Log
 from shardbroker.management.action_alarms import ActionAlarms, ActionState
 from shardbroker.management.alarms import Alarm, AlarmList, LossAlarm, MemoryAlarm, StandingAlarm, overload_level
+from shardbroker.management.cluster_settings import ClusterSettings
 from shardbroker.management.cluster_view import ClusterAlarms, LinkReports, core_state, peers_of
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.disk_alarms import DiskAlarms
 from shardbroker.management.flows_calls import stopped_rules
 from shardbroker.management.gateway_state import failed_listeners
 from shardbroker.management.hold_alarms import HoldAlarms, HoldUse
+from shardbroker.management.telemetry import Telemetry
 from shardbroker.stores.evacuation import read_evacuation
 from shm.counters import Counters
 from shm.records import encode_publish
@@ -25,6 +27,9 @@ from shm.view import ViewSegment
 __all__ = ["AlarmWatch"]
 
 
+UNUSABLE_SHOWN = 10
+"""Settings of all nodes that an alarm names, and characters of each reason."""
+REASON_SHOWN = 200
 STOPPED_SHOWN = 5
 """Rules that an alarm names."""
 
@@ -63,10 +68,14 @@ class AlarmWatch:
         self._rules = StandingAlarm(node, "rules_stopped", "error")
         self._evacuation = StandingAlarm(node, "node_evacuating")
         self._gateways = StandingAlarm(node, "gateway_listener_failed", "error")
+        self._exports = StandingAlarm(node, "opentelemetry_failing")
         self._holds = HoldAlarms(node)
         self._actions, self._sources = ActionAlarms(node), ActionAlarms(node, "source")
         self._damaged = 0
         self._view = view
+        self.cluster_settings: ClusterSettings | None = None
+        self.telemetry: Telemetry | None = None
+        self._not_applied = StandingAlarm(node, "config_not_applied", "error")
         self._cluster = ClusterAlarms(node, topology.settings.cluster.has_core)
 
     def check(self) -> None:
@@ -88,7 +97,9 @@ class AlarmWatch:
         is_evacuated = wanted is not None and wanted.process == "evacuation"
         text = "clients are turned away until ctl node evacuate stop" if is_evacuated else "clients are accepted"
         evacuation = self._evacuation.look(is_evacuated, text, now_ms)
-        found = (memory, loss, backends, rules, gateways, evacuation)
+        failing_exports = self.telemetry.alarm if self.telemetry is not None else ""
+        exports = self._exports.look(bool(failing_exports), failing_exports or "metrics are exported, or need not be", now_ms)
+        found = (memory, loss, backends, rules, gateways, evacuation, exports)
         # link-0 stores retained messages too, those of other nodes.
         writers = [*workers, *(self._counters.of(place.slot) for place in self._topology.places_of("link"))]
         for alarm in (*found, *self._disk.look(writers, now_ms), *self._look_at_cluster(now_ms)):
@@ -100,7 +111,18 @@ class AlarmWatch:
             return []
         topology, state = self._topology, self._view.read()
         found = self._cluster.look(state.isolated, peers_of(state, topology), now_ms, LinkReports(topology).differing)
-        return [*found, *self._cluster.look_at_core(core_state(topology), now_ms)] if topology.settings.cluster.has_core else found
+        if not topology.settings.cluster.has_core:
+            return found
+        return [*found, *self._cluster.look_at_core(core_state(topology), now_ms), self._look_at_settings(now_ms)]
+
+    def _look_at_settings(self, now_ms: int) -> Alarm | None:
+        """Checks whether all settings of all nodes are in force here."""
+        unusable = self.cluster_settings.unusable if self.cluster_settings is not None else {}
+        shown = [*unusable.items()][:UNUSABLE_SHOWN]
+        more = f"; and {len(unusable) - len(shown)} more" if len(unusable) > len(shown) else ""
+        text = "; ".join(f"{key}: {reason[:REASON_SHOWN]}" for key, reason in shown) + more
+        details = {"keys": [key for key, _ in shown], "count": len(unusable)}
+        return self._not_applied.look(tuple(unusable.items()), text or "all settings of all nodes are applied", now_ms, details)
 
     def check_holds(self, uses: Sequence[HoldUse]) -> None:
         """Sends the alarms about holds that have begun, changed or ended; `uses` were read from the disk, which takes a thread."""

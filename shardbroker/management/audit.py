@@ -3,14 +3,17 @@
 import json
 import sqlite3
 import time
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from shardbroker.access.accounts import open_sqlite
 from shardbroker.control import ControlError
 
-__all__ = ["Audit"]
+__all__ = ["AUTHOR", "Audit"]
 
+AUTHOR: ContextVar[str] = ContextVar("AUTHOR", default="")
+"""The author of the verb that is being carried out: for what it records and for its calls of other nodes."""
 AUDIT_FILE = "audit.sqlite3"
 """File in the data directory."""
 KEPT = 100_000

@@ -9,12 +9,15 @@ from typing import Any
 from shardbroker.logs.log import Log
 from shardbroker.management.alarms import AlarmList
 from shardbroker.management.audit import Audit
+from shardbroker.management.cluster_settings import ClusterSettings
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.core_calls import CoreCalls
 from shardbroker.management.evacuation import Evacuator
+from shardbroker.management.nodes import Nodes
 from shardbroker.management.rules import Rules
 from shardbroker.management.sinks import Sinks
 from shardbroker.management.streams import Streams
+from shardbroker.management.telemetry import Telemetry
 from shardbroker.management.topic_metrics import TopicMetrics
 from shardbroker.management.tracing import Traces
 from shardbroker.management.workers import Workers
@@ -54,11 +57,15 @@ class Context:
     sources: Sinks
     streams: Streams
     core: CoreCalls
+    cluster_settings: ClusterSettings
     evacuation: Evacuator
+    telemetry: Telemetry
     registries: list[Registry] = field(default_factory=list)
     """By worker."""
     view: ViewSegment | None = None
     """The members of the cluster; None without one."""
+    nodes: Nodes | None = None
+    """The managers of the other nodes; None without a cluster."""
     snapshot_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a snapshot is taken."""
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)

@@ -7,6 +7,8 @@
     prohibiting            nothing is left, and clients are turned away until `stop`
 
 A rebalance has the same phases, the second and the fourth until this node has no more than its share (balance.py), and then ends.
+In one of all nodes (rebalance.py) the goals are given, and a donor turns clients away until no other one has too many: clients of
+that one would connect here.
 
 Names are those of EMQX. The workers do the work (worker/evacuation.pyx), a bounded part for each command. What was asked for is in
 a file (stores/evacuation.py): after a restart of the manager, or of the broker, the evacuation continues with `evicting_conns`.
@@ -24,7 +26,7 @@ from typing import Any
 from shardbroker.control import ControlError
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import log_line
-from shardbroker.management.balance import DISCONNECT_S, OFFER_S, Share, UnderWay, goal_of, is_within
+from shardbroker.management.balance import ARRIVAL_S, DISCONNECT_S, OFFER_S, Share, UnderWay, goal_of, is_within, limit_of, part_of
 from shardbroker.management.cluster_view import LinkReports, peers_of
 from shardbroker.management.workers import Workers
 from shardbroker.stores.evacuation import Evacuation, read_evacuation, remove_evacuation, write_evacuation
@@ -37,7 +39,11 @@ __all__ = ["Evacuator", "State", "shares"]
 TICK_S = 0.2
 """Between two rounds of commands."""
 STALLED_S = 60.0
-"""Without progress for so long a rebalance ends: no node takes part, or none takes sessions."""
+"""Without progress for so long a rebalance ends: none takes sessions, or nodes that take clients are full."""
+CLOSED_S = 10.0
+"""Without a node that accepts clients for so long a rebalance ends: this node does. Longer than a link process needs to restart."""
+BEGIN_S = 30.0
+"""How long another donor with too many clients may take to turn them away, after this one."""
 AT_ONCE = 100
 """Clients or sessions of one command: some ms of a worker."""
 
@@ -79,7 +85,15 @@ class Evacuator:
         self._connections = self._sessions = 0.0
         """Allowed at this moment by the rates."""
         self._last = time.monotonic()
-        self._leaving, self._offered = UnderWay(DISCONNECT_S), UnderWay(OFFER_S)
+        self._leaving, self._arriving, self._offered = UnderWay(DISCONNECT_S), UnderWay(ARRIVAL_S), UnderWay(OFFER_S)
+        self._open_s = 0.0
+        """Monotonic s at which another node was known to accept clients."""
+        self._begun_s = 0.0
+        """Monotonic s from which clients are turned away."""
+        self._is_ending = False
+        """The file is removed, and not all workers are known to accept clients."""
+        self._closed: set[str] = set()
+        """Other donors that have turned clients away."""
         self._progress = 0, 0.0
         """What a rebalance had at the last change, and when."""
         self._left: Counter[str] | None = None
@@ -92,13 +106,17 @@ class Evacuator:
         if self._wanted is not None:
             raise ControlError("BAD_REQUEST", f"{_doing(self._wanted)} already: stop that first ({_stop(self._wanted)})")
         self._node_ids(wanted.migrate_to, wanted.thresholds is not None)
-        if wanted.thresholds is not None:
+        if wanted.thresholds is not None and not wanted.coordinator:
             self._check_balance(wanted)
-        totals = self._counters.totals()
+        totals, now_ms = self._counters.totals(), time.time_ns() // 1_000_000
         wanted = replace(
-            wanted, evicts_from_ms=time.time_ns() // 1_000_000 + int(wait_s * 1000), initial_connected=totals["connections.count"],
+            wanted, evicts_from_ms=now_ms + int(wait_s * 1000), initial_connected=totals["connections.count"],
             initial_sessions=totals["sessions.count"],
         )  # fmt: skip
+        if wanted.thresholds is not None:
+            wanted = replace(wanted, ends_by_ms=now_ms + int(_longest_s(wanted, wait_s) * 1000))
+        if wanted.coordinator and self._view is not None:
+            wanted = replace(wanted, incarnation=self._view.incarnation)
         try:
             write_evacuation(self._topology.data_dir, wanted)
         except OSError as error:
@@ -123,12 +141,17 @@ class Evacuator:
             remove_evacuation(self._topology.data_dir)
         except OSError as error:
             raise ControlError("NOT_AVAILABLE", f"{process} not stopped: {error}") from None
+        self._accept_clients()
         self._end()
+
+    def _accept_clients(self) -> None:
+        """Has the workers accept clients; `caught_up` returns once they do."""
+        self._workers.send_all("evacuation begin", reference=None)
 
     def _end(self) -> None:
         self._go(State.DISABLED)
         self._wanted = None
-        self._workers.send_all("evacuation begin", reference=None)
+        self._is_ending = False
 
     def state_of(self, process: str) -> str:
         """Returns the state of `evacuation` or `rebalance`."""
@@ -163,8 +186,11 @@ class Evacuator:
         }
 
     def _roles(self, wanted: Evacuation) -> dict[str, Any]:
-        """Returns what EMQX's status has of a rebalance besides. Each node balances itself, so it is the one donor."""
+        """Returns what EMQX's status has of a rebalance besides. A node that balances itself is the one donor."""
         node = self._topology.node_name
+        if wanted.coordinator:
+            recipients = [name for name in wanted.migrate_to if name not in wanted.donors]
+            return {"coordinator_node": wanted.coordinator, "donors": [*wanted.donors], "recipients": recipients}
         return {"coordinator_node": node, "donors": [node], "recipients": [share.name for share in self._shares(wanted)]}
 
     def _recipients(self, wanted: Evacuation) -> list[str]:
@@ -207,6 +233,10 @@ class Evacuator:
     def _balance_message(self, wanted: Evacuation, connected: int, sessions: int) -> str:
         if self.state == State.EVICTING_CONNS:
             text = f"{connected} clients are connected, {wanted.connection_goal} shall stay"
+            if full := self._full(wanted):
+                text += f"; {full} may get no more: have the load balancer prefer nodes with fewer clients"
+            elif self._giving(wanted):
+                text += f"; clients are turned away until other donors have given theirs: {', '.join(self._giving(wanted))}"
         elif self.state == State.WAITING_TAKEOVER:
             text = "clients may take their sessions along"
         else:
@@ -226,6 +256,39 @@ class Evacuator:
                 absent = max(0, load["sessions"] - load["connections"])
                 found.append(Share(peer.name, peer.id, load["connections"], absent))
         return found
+
+    def _loads(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Returns what linked nodes of these names have reported."""
+        reports = LinkReports(self._topology)
+        return {peer.name: reports.load(peer.id) for peer in self._peers() if peer.is_up and peer.name in names}
+
+    def _giving(self, wanted: Evacuation) -> list[str]:
+        """Returns the other donors with too many clients that turn clients away, or are about to."""
+        thresholds, found = wanted.thresholds, []
+        is_early = time.monotonic() - self._begun_s < BEGIN_S
+        assert thresholds is not None
+        for name, load in self._loads(wanted.donors).items():
+            if load["accepts_clients"] is False:
+                self._closed.add(name)
+            is_about_to = is_early and name not in self._closed
+            has_too_many = load["connections"] is not None and not is_within(
+                load["connections"], wanted.connection_goal, thresholds.abs_conn, thresholds.rel_conn
+            )
+            if has_too_many and (load["accepts_clients"] is False or is_about_to):
+                found.append(name)
+        return found
+
+    def _full(self, wanted: Evacuation) -> str:
+        """Returns the name of a node that may get no further client; empty without one."""
+        thresholds = wanted.thresholds
+        assert thresholds is not None
+        limit = limit_of(wanted.connection_goal, thresholds.abs_conn, thresholds.rel_conn)
+        return next((share.name for share in self._shares(wanted) if share.connections >= limit), "")
+
+    def _room(self, wanted: Evacuation, giving: Sequence[str], limit: int, values: Sequence[int]) -> int:
+        """Returns how many the fullest of some nodes may get of this node: `limit` less what it has, divided among all donors."""
+        names = sorted([self._topology.node_name, *giving])
+        return part_of(max(0, limit - max(values)), names.index(self._topology.node_name), len(names)) if values else 0
 
     def _own(self) -> tuple[int, int]:
         """Returns the connections of this node, and its sessions without a client."""
@@ -253,31 +316,59 @@ class Evacuator:
         thresholds, found, now = wanted.thresholds, self._shares(wanted), time.monotonic()
         assert thresholds is not None
         connections, absent = self._own()
+        if found:
+            self._open_s = now
+        elif now - self._open_s >= CLOSED_S:
+            return await self._complete()
         if self.state == State.EVICTING_CONNS:
-            if found:
+            if found and not wanted.coordinator:
                 wanted = self._raise_goal(wanted, goal_of(connections, [share.connections for share in found]), wanted.session_goal)
             goal = wanted.connection_goal
+            giving = self._giving(wanted)
             if (found or goal) and is_within(connections, goal, thresholds.abs_conn, thresholds.rel_conn):
+                if giving:
+                    self._progress = connections, now
+                    return None
                 self._takeover_ends = now + wanted.wait_takeover_s
                 return self._go(State.WAITING_TAKEOVER)
-            await self._evict(max(0, connections - goal - self._leaving.count(now)) if found else 0, 0, None)
-            return self._watch(wanted, connections, now)
+            limit = limit_of(goal, thresholds.abs_conn, thresholds.rel_conn)
+            room = self._room(wanted, giving, limit, [share.connections for share in found]) - self._arriving.count(now)
+            await self._evict(max(0, min(connections - goal - self._leaving.count(now), room)), 0, None)
+            return await self._watch(wanted, connections, now)
         if self.state == State.WAITING_TAKEOVER:
             if now >= self._takeover_ends:
                 self._progress = absent, now
                 self._go(State.EVICTING_SESSIONS)
             return None
         if not self._moves:
-            return self._complete()
+            return await self._complete()
         if found:
-            wanted = self._raise_goal(wanted, wanted.connection_goal, goal_of(absent, [share.absent for share in found]))
+            wanted = self._raise_goal(wanted, wanted.connection_goal, goal_of(absent, self._absent_elsewhere(wanted, found)))
         goal = wanted.session_goal
         is_done = (found or goal) and is_within(absent, goal, thresholds.abs_sess, thresholds.rel_sess)
-        takers = [] if is_done else [share.node_id for share in found if share.absent < goal]
-        await self._evict(0, max(0, absent - goal - self._offered.count(now)) if takers else 0, takers)
+        takers = [] if is_done else [share for share in found if share.absent < goal]
+        limit, others = limit_of(goal, thresholds.abs_sess, thresholds.rel_sess), self._giving_sessions(wanted)
+        room = self._room(wanted, others, limit, [share.absent for share in takers]) - self._offered.count(now)
+        most = max(0, min(absent - goal - self._offered.count(now), room))
+        await self._evict(0, most, [share.node_id for share in takers])
         if is_done and self._wanted is wanted and self._left is not None and not self._left["moving"]:
-            return self._complete()
-        return self._watch(wanted, absent, now)
+            return await self._complete()
+        return await self._watch(wanted, absent, now)
+
+    def _absent_elsewhere(self, wanted: Evacuation, found: Sequence[Share]) -> list[int]:
+        """Returns the absent sessions of the other nodes that take part, of other donors too."""
+        if not wanted.coordinator:
+            return [share.absent for share in found]
+        loads = self._loads(wanted.migrate_to).values()
+        return [max(0, load["sessions"] - load["connections"]) for load in loads if load["sessions"] is not None]
+
+    def _giving_sessions(self, wanted: Evacuation) -> list[str]:
+        """Returns the other donors with too many absent sessions that turn clients away."""
+        return [
+            name
+            for name, load in self._loads(wanted.donors).items()
+            if load["accepts_clients"] is False and load["sessions"] - load["connections"] > wanted.session_goal
+        ]
 
     def _raise_goal(self, wanted: Evacuation, connections: int, sessions: int) -> Evacuation:
         """Stores goals, which only rise: the file outlives this process."""
@@ -298,21 +389,34 @@ class Evacuator:
             self._connections -= left["disconnected"]
             self._sessions -= left["offered"]
             self._leaving.add(time.monotonic(), left["disconnected"])
+            self._arriving.add(time.monotonic(), left["disconnected"])
             self._offered.add(time.monotonic(), left["offered"])
 
-    def _watch(self, wanted: Evacuation, count: int, now: float) -> None:
+    async def _watch(self, wanted: Evacuation, count: int, now: float) -> None:
         """Ends the rebalance if nothing has left for a while."""
         if self._wanted is not wanted:
             return  # stopped meanwhile
         if count != self._progress[0] or not self._progress[1]:
             self._progress = count, now
         elif now - self._progress[1] >= STALLED_S:
-            self._complete()
+            await self._complete()
 
-    def _complete(self) -> None:
-        """Ends the rebalance by itself."""
-        with suppress(OSError):
+    def _is_over(self, wanted: Evacuation, now_ms: int) -> bool:
+        """Returns whether a rebalance has had its time, or is one of an earlier broker whose part has ended with it."""
+        is_earlier = bool(wanted.coordinator) and self._view is not None and wanted.incarnation != self._view.incarnation
+        return is_earlier or bool(wanted.ends_by_ms and now_ms >= wanted.ends_by_ms)
+
+    async def _complete(self) -> None:
+        """Ends the rebalance by itself, once all workers accept clients again."""
+        wanted = self._wanted
+        try:
             remove_evacuation(self._topology.data_dir)
+        except OSError:
+            return
+        self._is_ending = True
+        self._accept_clients()
+        late = await self._workers.caught_up()
+        if not late and self._wanted is wanted:  # else stopped meanwhile
             self._end()
 
     def _peers(self) -> list[Any]:
@@ -352,7 +456,10 @@ class Evacuator:
 
     async def _step(self) -> None:
         wanted = self._wanted
-        if wanted is None or not wanted.turns_away(time.time_ns() // 1_000_000):
+        now_ms = time.time_ns() // 1_000_000
+        if wanted is not None and (self._is_ending or self._is_over(wanted, now_ms)):
+            return await self._complete()
+        if wanted is None or not wanted.turns_away(now_ms):
             self._last = time.monotonic()
             return
         if self.state == State.WAITING_HEALTH_CHECK:
@@ -360,6 +467,8 @@ class Evacuator:
             await self._workers.caught_up()
             if self._wanted is not wanted:
                 return  # stopped meanwhile
+            self._begun_s = self._open_s = time.monotonic()
+            self._closed.clear()
             self._go(State.EVICTING_CONNS)
         now = time.monotonic()
         passed, self._last = now - self._last, now
@@ -424,6 +533,12 @@ class Evacuator:
             if not connections and not sessions:
                 done.update(found)
                 return done
+
+
+def _longest_s(wanted: Evacuation, wait_s: float) -> float:
+    """Returns after how many seconds a rebalance ends, whatever it has reached: twice what all clients and sessions would take."""
+    eviction_s = wanted.initial_connected / wanted.conn_rate + wanted.initial_sessions / wanted.sess_rate
+    return wait_s + wanted.wait_takeover_s + 2 * (eviction_s + STALLED_S)
 
 
 DONE = {"evacuation": "evacuated", "rebalance": "rebalanced"}

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from shardbroker.journal.holds import read_holds
-from shardbroker.journal.layout import segment_paths, segment_start
+from shardbroker.journal.layout import all_segment_paths, journals_below, segment_start
 from shardbroker.management.alarms import Alarm, StandingAlarm
 
 __all__ = ["HoldAlarms", "HoldUse", "hold_uses"]
@@ -48,10 +48,9 @@ def hold_uses(data_dir: Path, now_ms: int) -> list[HoldUse]:
     holds = read_holds(data_dir)
     if not holds:
         return []
-    journals = sorted((path for path in (data_dir / "journal").iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
     found: list[HoldUse] = []
-    for journal in journals:
-        paths = segment_paths(journal)
+    for journal in journals_below(data_dir / "journal"):
+        paths = all_segment_paths(journal)
         starts = [segment_start(path) for path in paths]
         spans = [(end, _size(path)) for path, (_, end) in zip(paths, pairwise([*starts, LAST]), strict=True)]
         for hold in holds:

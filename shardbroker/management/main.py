@@ -4,6 +4,7 @@
     ClientEvents    log lines and $SYS messages about clients, bans                     SysPublisher  heartbeat and statistics
     AlarmWatch      conditions, alarms                                                  Traces        trace files
     ControlServer   verbs of `ctl` and REST                                             ScrapeServer  metrics for Prometheus
+    Telemetry       metrics for OpenTelemetry
 """
 
 import asyncio
@@ -22,6 +23,8 @@ from shardbroker.config import Settings
 from shardbroker.config.listeners import parse_address
 from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, SOURCES
 from shardbroker.control import ControlError
+from shardbroker.journal.retention import age_limit_us
+from shardbroker.journal.retired import look_after_retired
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line
 from shardbroker.management import handlers  # noqa: F401 - registers them
@@ -30,18 +33,22 @@ from shardbroker.management.alarm_watch import AlarmWatch
 from shardbroker.management.audit import Audit
 from shardbroker.management.client_events import ClientEvents
 from shardbroker.management.client_topics import ClientTopics
+from shardbroker.management.cluster_settings import ClusterSettings
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.context import HANDLERS, Context
 from shardbroker.management.core_calls import CoreCalls
 from shardbroker.management.definitions import Definitions
 from shardbroker.management.evacuation import Evacuator
+from shardbroker.management.families import gather, plain
 from shardbroker.management.feed import Feed
 from shardbroker.management.flapping import FlappingBans
 from shardbroker.management.handlers.listeners import call_supervisor
 from shardbroker.management.hold_alarms import hold_uses
 from shardbroker.management.inbox import ManagerInbox
+from shardbroker.management.joining import admit
+from shardbroker.management.nodes import Nodes
 from shardbroker.management.notices import Notices
-from shardbroker.management.preflight import check
+from shardbroker.management.preflight import Refused, check
 from shardbroker.management.prometheus import render
 from shardbroker.management.rollout import Rollout
 from shardbroker.management.rules import RuleKind, Rules, fed
@@ -51,13 +58,14 @@ from shardbroker.management.server import ControlServer
 from shardbroker.management.sinks import SinkKind, Sinks
 from shardbroker.management.streams import Streams
 from shardbroker.management.sys_publisher import SYS_WORKER, SysPublisher
+from shardbroker.management.telemetry import Telemetry
 from shardbroker.management.topic_metrics import SAMPLE_S, TopicMetrics
 from shardbroker.management.tracing import Traces
 from shardbroker.management.workers import Workers
 from shardbroker.stores.exclusive import ExclusiveTable
 from shardbroker.stores.registry import Registry
 from shardbroker.stores.replicated import retained_store
-from shm.counters import Counters, ProcessState
+from shm.counters import Counter, Counters, ProcessState
 from shm.epochs import Epochs
 from shm.roles import FLOWS
 from shm.routes import RouteTable
@@ -89,6 +97,7 @@ class _Manager:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._counters = Counters.attach(topology.counters_name)
+        self._slot = self._counters.slot(topology.manager)
         retained = retained_store(topology)
         routes = RouteTable(topology.routes_dir)
         self._rollout = Rollout(
@@ -151,6 +160,11 @@ class _Manager:
         self._inbox = ManagerInbox(
             topology, self._log, self._workers, self._traces, self._events, self._alarms, self._sys.ring_bell
         )
+        core = CoreCalls(topology)
+        cluster_settings = ClusterSettings(topology, self._configuration, core, self._log)
+        self._alarms.cluster_settings = cluster_settings
+        self._telemetry = telemetry = Telemetry(topology, settings.opentelemetry, self._figures, self._log)
+        self._alarms.telemetry = telemetry
         self._context = context = Context(
             topology,
             self._counters,
@@ -169,14 +183,24 @@ class _Manager:
             Sinks(ACTIONS, definitions),
             Sinks(SOURCES, definitions),
             self._streams,
-            CoreCalls(topology),
+            core,
+            cluster_settings,
             Evacuator(topology, self._counters, self._workers, view, self._log),
+            telemetry,
             [Registry(topology.registry_dir(worker)) for worker in range(topology.workers)],
             view,
         )
         self._control = ControlServer(
-            topology.data_dir, {verb: partial(handler, context) for verb, handler in HANDLERS.items()}, self._audit
+            topology.data_dir,
+            topology.node_name,
+            {verb: partial(handler, context) for verb, handler in HANDLERS.items()},
+            self._audit,
         )
+
+        if view is not None:
+            self._control.nodes = context.nodes = Nodes(
+                topology, view, lambda: self._configuration.settings, self._control.serve_node, self._log, partial(admit, context)
+            )
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -189,6 +213,8 @@ class _Manager:
         self._definitions.resume()
         self._streams.resume()
         await self._control.start()
+        if self._control.nodes is not None:
+            self._control.nodes.start(loop)
         loop.add_reader(self._notices.socket, self._notices.drain)
         self._counters.set_state(self._topology.manager, ProcessState.READY)
         try:
@@ -197,6 +223,8 @@ class _Manager:
             self._inbox.drain()
             await self._until_stopped()
         finally:
+            if self._control.nodes is not None:
+                await self._control.nodes.close()
             await self._control.close()
             loop.remove_reader(self._inbox.bell)
             loop.remove_reader(self._notices.socket)
@@ -221,6 +249,8 @@ class _Manager:
             asyncio.create_task(take_snapshots(self._context)),
             asyncio.create_task(self._count_topics()),
             asyncio.create_task(self._context.evacuation.run()),
+            asyncio.create_task(self._context.cluster_settings.follow()),
+            asyncio.create_task(self._telemetry.run()),
         ]
         bind = settings.settings.prometheus.bind
         if bind != "disabled":
@@ -279,6 +309,10 @@ class _Manager:
         self._client_topics.max_levels = settings.mqtt.max_topic_levels
         self._definitions.configure(settings)
         self._streams.configure(settings.streams)
+        self._telemetry.configure(settings.opentelemetry)
+
+    async def _figures(self) -> list[dict[str, Any]]:
+        return plain(await gather(self._context))
 
     def _prepare(self, settings: Settings) -> None:
         """Rules of a file are put where workers read them if settings name other ones; those of the same file are read again by a
@@ -288,7 +322,7 @@ class _Manager:
         try:
             publish_rules(settings, self._topology.runtime_dir)
         except FileError as error:
-            raise ControlError("BAD_REQUEST", str(error)) from None
+            raise Refused(str(error), [("acl.file", str(error))]) from None
 
     def _audit(self, by: str, verb: str, params: dict[str, Any], code: str) -> None:
         """Who changed what. Payloads are not for the log."""
@@ -322,8 +356,20 @@ class _Manager:
             with suppress(OSError):  # the next look tries again; DiskAlarms report the disk
                 await self._streams.hold()
             with suppress(OSError):
+                await self._look_after_retired()
+            with suppress(OSError):
                 self._alarms.check_holds(await asyncio.to_thread(hold_uses, self._topology.data_dir, time.time_ns() // 1_000_000))
             await asyncio.sleep(HOLDS_S)
+
+    async def _look_after_retired(self) -> None:
+        """Applies retention to journals of workers that are no more: no worker does. Raises OSError."""
+        settings = self._configuration.settings
+        if settings.durability.level == "none" or not self._counters.serving:
+            return
+        kept, now_us = settings.journal.retention, time.time_ns() // 1000
+        data_dir = self._topology.data_dir
+        needed = await asyncio.to_thread(look_after_retired, data_dir, now_us, age_limit_us(kept.age), kept.bytes)
+        self._slot.add(Counter.JOURNAL_HOLD_EXCEEDED, needed)
 
     async def _count_topics(self) -> None:
         while True:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 
 import cbor2
 
@@ -10,31 +11,36 @@ from shardbroker.config import Loaded, Settings
 from shardbroker.config.live import dump
 from shardbroker.control import ControlError
 
-__all__ = ["check"]
+__all__ = ["Refused", "check"]
 
 LONGEST_S = 20.0
 """Longest check, seconds: less than the timeout of `ctl`."""
 LOADED_BY = (
-    "process", "listeners", "api", "prometheus", "auth", "acl", "plugins", "exhook", "cluster", "gateways", "rules",
-    "connectors", "actions", "sources",
+    "process", "listeners", "api", "prometheus", "opentelemetry", "auth", "acl", "plugins", "exhook", "cluster", "gateways",
+    "rules", "connectors", "actions", "sources",
 )  # fmt: skip
 """Sections that name something to load; changes of other sections need no check."""
 
 
+class Refused(ControlError):
+    """Settings that cannot work; `found`: keys, each with what is wrong."""
+
+    def __init__(self, text: str, found: Sequence[tuple[str, str]]) -> None:
+        super().__init__("BAD_REQUEST", text)
+        self.found = tuple(found)
+
+
 async def check(loaded: Loaded, before: Settings | None) -> None:
-    """Raises ControlError for settings that cannot work. `before`: findings of these settings are ignored, so that other settings
-    can be changed; None: all are loaded again, and only findings that prevent a start of the broker count."""
+    """Raises Refused for settings that cannot work, ControlError for a check that fails itself. `before`: findings of these
+    settings are ignored, so that others can be changed; None: all are loaded again, and only findings that prevent a start of
+    the broker count."""
     after = loaded.settings
     if before is not None and all(getattr(before, name) == getattr(after, name) for name in LOADED_BY):
         return
     known, found = (await _findings([before, after])) if before is not None else ([], *await _findings([after]))
-    lines = [
-        f"{text} ({loaded.source(key)})"
-        for key, text, fatal in found
-        if (key, text, fatal) not in known and (fatal or before is not None)
-    ]
-    if lines:
-        raise ControlError("BAD_REQUEST", "\n".join(lines))
+    new = [(key, text) for key, text, fatal in found if (key, text, fatal) not in known and (fatal or before is not None)]
+    if new:
+        raise Refused("\n".join(f"{text} ({loaded.source(key)})" for key, text in new), new)
 
 
 async def _findings(settings: list[Settings]) -> list[list[tuple[str, str, bool]]]:

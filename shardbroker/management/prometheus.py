@@ -1,295 +1,48 @@
-"""Metrics for Prometheus, text format 0.0.4, from the shared counters.
+"""Figures of the broker in Prometheus's text format 0.0.4: their names behind `shardbroker_`, with underscores for dots."""
 
-    shardbroker_<name>                   over all processes; EMQX's names with another first word, dots as underscores
-    shardbroker_worker_<name>{worker}    the same of one worker
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 
-Histograms have the powers of two of a microsecond as bounds: the shared ones are finer, and these fall on their bounds exactly.
-"""
-
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
-
-from shardbroker import __version__
-from shardbroker.config.sinks.definition import ACTIONS, SOURCES
-from shardbroker.control.losses import LOSSES
-from shardbroker.flows.wire import COUNTS
-from shardbroker.hooks.wanted import PLUGINS_FILE
-from shardbroker.management.cluster_view import peers_of
 from shardbroker.management.context import Context
-from shardbroker.management.exhook_state import read_state
-from shardbroker.management.gateway_state import gateway_rows
-from shardbroker.management.sinks import Sinks
-from shm.counters import GAUGES, HISTOGRAMS, Counters, ProcessState
+from shardbroker.management.families import AnyFamily, Family, Histogram, Summary, gather
 
-__all__ = ["CONTENT_TYPE", "render"]
+__all__ = ["CONTENT_TYPE", "render", "text_of"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-BOUNDS_US = [(1 << power) - 1 for power in range(3, 25)]
-"""7 µs to 16.8 s."""
-HISTOGRAM_HELP = {
-    "ring.hop_us": "A record's way from one process to another.",
-    "pass_us": "One pass of a worker's loop, the longest wait of a packet for its turn.",
-}
-NOT_SUMMED = ("overload.level.count",)
-"""Gauges with the same value in every worker."""
-
-ACTION_COUNTS = (
-    "matched", "success", "failed", "dropped", "dropped.expired", "dropped.queue_full", "dropped.resource_not_found",
-    "dropped.resource_stopped", "dropped.other", "late_reply", "received", "retried", "retried.success", "retried.failed",
-)  # fmt: skip
-"""Counts of an action with the names of EMQX."""
-ACTION_GAUGES = ("inflight", "queuing", "queuing_bytes", "rate", "rate_last5m", "lag_records", "lag_seconds")
-"""Rows of an action at this moment, likewise, and how far it is behind the journals."""
-
-SOURCE_COUNTS = ("received", "published", "failed", "acknowledged")
-"""Counts of a source: records."""
-SOURCE_GAUGES = ("inflight", "rate", "rate_last5m", "lag_records")
-"""Records of a source at this moment, and how many the server has that were not received yet."""
-
-Labels = Mapping[str, object]
 
 
 async def render(context: Context) -> str:
     """Returns the whole text. Figures of workers that do not answer are left out."""
-    lines = [*_shared(context), *_journals(await context.workers.call_available("journal"))]
-    if (context.topology.data_dir / PLUGINS_FILE).exists():
-        lines += _hooks(await context.workers.call_available("hooks"))
-    lines += _exhook(read_state(context))
-    lines += _gateways(gateway_rows(context.topology, context.counters, context.configuration.settings))
-    if context.rules.all():
-        lines += _rules(context)
-    for sinks in (context.connectors, context.actions, context.sources):
-        lines += _sinks(sinks)
-    if context.topology.settings.cluster.enable and context.topology.settings.cluster.registry == "on":
-        lines += _claims(await context.workers.call_available("cluster claims"))
-    return "\n".join(lines) + "\n"
+    return text_of(await gather(context))
 
 
-def _shared(context: Context) -> Iterator[str]:
-    """Yields the figures from shared memory."""
-    topology, counters = context.topology, context.counters
-    workers = [counters.of(worker) for worker in range(topology.workers)]
-    yield from _family("build_info", "gauge", "Always 1.", [({"version": __version__, "node": topology.node_name}, 1)])
-    routes = context.route_count()
-    meaning = "Routes to subscribers: one for each filter and destination, or group member."
-    yield from _family("routes_count", "gauge", meaning, [({}, routes)])
-    totals = counters.totals()
-    lost = [({"reason": reason}, totals[counter]) for reason, (counter, _) in LOSSES.items()]
-    yield from _family("messages_lost", "counter", "Messages that a subscriber did not get, by reason.", lost)
-    for name, value in totals.items():
-        kind = "gauge" if name in GAUGES else "counter"
-        if name in NOT_SUMMED:
-            value = max(of[name] for of in workers)
-        metric = name.replace(".", "_")
-        yield from _family(metric, kind, f"{name}, of all processes.", [({}, value)])
-        yield from _family(
-            f"worker_{metric}", kind, f"{name}, of each worker.", [({"worker": n}, of[name]) for n, of in enumerate(workers)]
-        )
-    for name in HISTOGRAMS:
-        yield from _histogram(counters, name)
-    yield from _processes(context)
-    sockets = [({"listener": one.name}, counters.sockets(number)) for number, one in enumerate(topology.listeners)]
-    yield from _family("listener_connections", "gauge", "Open sockets of a listener.", sockets)
-    fills = [
-        ({"worker": worker, "producer": producer}, lane.fill())
-        for worker, inbox in enumerate(context.workers.outboxes)
-        for producer, lane in enumerate(inbox.lanes)
-        if producer != worker
-    ]
-    yield from _family("ring_fill_bytes", "gauge", "Bytes in the ring from a process to a worker that it has not taken.", fills)
-    yield from _family("ring_size_bytes", "gauge", "Bytes that a ring has room for.", [({}, topology.ring_bytes)])
-    yield from _cluster(context)
+def text_of(families: Iterable[AnyFamily]) -> str:
+    """Returns families as text."""
+    return "".join(f"{line}\n" for family in families for line in _lines(family))
 
 
-def _cluster(context: Context) -> Iterator[str]:
-    """Yields the figures of the cluster; none without one."""
-    topology, view = context.topology, context.view
-    if view is None:
-        return
-    state = view.read()
-    peers = peers_of(state, topology)
-    running = 1 + sum(peer.state == "running" for peer in peers)
-    for name, text, value in (
-        ("nodes_running", "Nodes of the cluster that this node reaches, itself included.", running),
-        ("nodes_stopped", "Nodes of the cluster that this node does not reach.", len(peers) + 1 - running),
-        ("epoch", "Changes of the member set that this node has seen.", state.epoch),
-        ("isolated", "Whether this node reaches fewer than half of the nodes.", int(state.isolated)),
-    ):
-        yield from _family(f"cluster_{name}", "gauge", text, [({}, value)])
-    up = [({"peer": peer.name}, int(peer.is_up)) for peer in peers]
-    yield from _family("cluster_link_up", "gauge", "Whether the link to a peer is up, with all routes on both sides.", up)
-    skews = [({"peer": peer.name}, peer.skew_ms / 1000) for peer in peers]
-    yield from _family("cluster_clock_skew_seconds", "gauge", "By which the clock of a peer is ahead of this node's.", skews)
-    lags = [({"peer": peer.name}, peer.lag) for peer in peers]
-    yield from _family("mria_server_mql", "gauge", "Entries of this node's route log that a peer has not stored.", lags)
-
-
-def _processes(context: Context) -> Iterator[str]:
-    counters, topology = context.counters, context.topology
-    places = topology.always_there
-    up = [({"process": place.title}, int(counters.state(place.slot) == ProcessState.READY)) for place in places]
-    yield from _family("process_up", "gauge", "Whether it serves.", up)
-    starts = [({"process": place.title}, counters.life(place.slot)[2]) for place in places]
-    yield from _family("process_starts", "counter", "Times that it was started.", starts)
-    uptime_s = (time.time_ns() // 1_000_000 - counters.life(topology.manager)[1]) / 1000
-    yield from _family("uptime_seconds", "gauge", "Since the manager was started.", [({}, uptime_s)])
-
-
-def _journals(states: Iterable[Any]) -> Iterator[str]:
-    """Yields the figures of journals. `states` by worker; None without an answer, empty without a journal."""
-    known = [(worker, state) for worker, state in enumerate(states) if state]
-    for name, kind, text in (
-        ("bytes_written", "counter", "Bytes written to the journal."),
-        ("blocks_written", "counter", "Blocks written to the journal."),
-        ("pending_bytes", "gauge", "Bytes of the journal that are not yet as safe as they should be."),
-        ("next_sequence", "counter", "Records of the journal."),
-    ):
-        yield from _family(f"journal_{name}", kind, text, [({"worker": worker}, state[name]) for worker, state in known])
-    failing = [({"worker": worker}, int(state["problem"] is not None)) for worker, state in known]
-    yield from _family("journal_failing", "gauge", "Whether the disk refuses what the journal writes.", failing)
-
-
-def _hooks(states: Iterable[Any]) -> Iterator[str]:
-    """Yields the figures of plugins' callbacks, `states` by worker. They start at 0 when a plugin is loaded."""
-    rows = [
-        ({"worker": worker, "point": row["point"], "callback": row["callback"]}, row)
-        for worker, state in enumerate(states)
-        if state
-        for row in state["callbacks"]
-    ]
-    for name, kind, text in (
-        ("calls", "counter", "Calls of a callback."),
-        ("errors", "counter", "Calls that raised, or returned what may not be."),
-        ("seconds", "counter", "Time spent in a callback, for which the worker's clients waited."),
-        ("slowest", "gauge", "Longest call of a callback, seconds."),
-    ):
-        yield from _family(f"hook_{name}", kind, text, [(labels, row[name]) for labels, row in rows])
-
-
-def _claims(states: Iterable[Any]) -> Iterator[str]:
-    """Yields the figures of claims and merges, `states` by worker. They start at 0 with their worker."""
-    known = [(worker, state) for worker, state in enumerate(states) if state]
-    for name, label, text in (
-        ("claims", "result", "CONNECTs that needed the right to their session, by result."),
-        ("merges", "outcome", "Sessions of one client id that were merged: kept here, or given_up here."),
-    ):
-        field = "results" if name == "claims" else name
-        rows = [({"worker": worker, label: one}, count) for worker, state in known for one, count in state[field].items()]
-        yield from _family(f"cluster_{name}", "counter", text, rows)
-    for name, field, ms, text in (
-        ("claim", "claims", "claim_ms", "From CONNECT to the right to its session."),
-        ("takeover", "takeovers", "takeover_ms", "From CONNECT to a session that another node had."),
-    ):
-        metric = f"shardbroker_cluster_{name}_seconds"
-        yield f"# HELP {metric} {text}"
-        yield f"# TYPE {metric} summary"
-        for worker, state in known:
-            yield f'{metric}_sum{{worker="{worker}"}} {state[ms] / 1000}'
-            yield f'{metric}_count{{worker="{worker}"}} {state[field]}'
-
-
-def _rules(context: Context) -> Iterator[str]:
-    """Yields the figures of rules, by id. They start at 0 when a rule is made, and with the processes flows."""
-    rules, figures = context.rules.all(), context.rules.flows.figures()
-    enabled = [({"id": rule["id"]}, int(rule["enable"] and not figures.get(rule["id"], {}).get("disabled"))) for rule in rules]
-    yield from _family("rule_enable", "gauge", "Whether a rule is evaluated.", enabled)
-    for name in COUNTS:
-        rows = [({"id": rule["id"]}, figures.get(rule["id"], {}).get(name, 0)) for rule in rules]
-        yield from _family(f"rule_{name.replace('.', '_')}", "counter", f"{name} of a rule.", rows)
-    seconds = [({"id": rule["id"]}, figures.get(rule["id"], {}).get("time_us", 0) / 1e6) for rule in rules]
-    yield from _family("rule_seconds", "counter", "Time in which a rule was evaluated, without its actions.", seconds)
-    lags = [({"journal": journal}, seconds) for journal, seconds in sorted(context.rules.flows.lags().items())]
-    yield from _family("rules_lag_seconds", "gauge", "How far rules are behind the journal of a worker.", lags)
-
-
-def _sinks(sinks: Sinks) -> Iterator[str]:
-    """Yields the figures of connectors, actions or sources, by id; none without any. Counts start at 0 with the processes flows."""
-    one, all, figures = sinks.kind[:-1], sinks.all(), sinks.figures()
-    if not all:
-        return
-    enabled = [({"id": sink["id"]}, int(sink["model"] is not None and sink["model"].enable)) for sink in all]
-    yield from _family(f"{one}_enable", "gauge", f"Whether the {one} is enabled.", enabled)
-    up = [({"id": sink["id"]}, int(sinks.status(sink, figures.get(sink["id"], {}))[0] == "connected")) for sink in all]
-    yield from _family(f"{one}_status", "gauge", f"Whether the server of the {one} is connected.", up)
-    counts, gauges = {ACTIONS: (ACTION_COUNTS, ACTION_GAUGES), SOURCES: (SOURCE_COUNTS, SOURCE_GAUGES)}.get(sinks.kind, ((), ()))
-    article = "an" if sinks.kind == ACTIONS else "a"
-    for name in (*counts, *gauges):
-        kind = "counter" if name in counts else "gauge"
-        rows = [({"id": sink["id"]}, figures.get(sink["id"], {}).get(name, 0)) for sink in all]
-        yield from _family(f"{one}_{name.replace('.', '_')}", kind, f"{name} of {article} {one}.", rows)
-
-
-def _exhook(states: Iterable[Any]) -> Iterator[str]:
-    """Yields the figures of programs behind hooks, by name and hook point. They start at 0 with the process integrations."""
-    servers = list(states)
-    up = [({"server": one["name"]}, int(one["status"] == "connected")) for one in servers if one["enable"]]
-    if not up:
-        return
-    yield from _family("exhook_up", "gauge", "Whether a program that takes part in hooks is connected.", up)
-    for name, text in (
-        ("succeeded", "Calls that were answered."),
-        ("failed", "Calls that were not answered, or not in time."),
-        ("dropped", "Events that were not sent: too many were pending, or the server was not connected."),
-    ):
-        rows = [
-            ({"server": one["name"], "point": point}, figures[name]) for one in servers for point, figures in one["metrics"].items()
-        ]
-        yield from _family(f"exhook_{name}", "counter", text, rows)
-
-
-def _gateways(gateways: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yields the figures of gateways that are enabled, by name. Counts start at 0 with the process of the gateway."""
-    enabled = [one for one in gateways if one["status"] != "unloaded"]
-    if not enabled:
-        return
-    up = [({"gateway": one["name"]}, int(one["status"] == "running")) for one in enabled]
-    yield from _family("gateway_up", "gauge", "Whether the process of a gateway runs.", up)
-    open_ = [({"listener": row["id"]}, row["current_connections"]) for one in enabled for row in one["listeners"]]
-    yield from _family("gateway_connections", "gauge", "Connections of a gateway's listener.", open_)
-    for name, text in (
-        ("accepted", "Connections that were accepted."),
-        ("refused", "Connections that were refused by max_connections or access_rules."),
-        ("received", "Frames of devices."),
-        ("sent", "Frames sent to devices."),
-        ("messages_in", "Messages that devices published."),
-        ("messages_out", "Messages sent to devices."),
-        ("messages_dropped", "Messages that no subscription of the device took, or QoS 0 beyond its window."),
-        ("errors", "Connections that the gateway has ended with an error."),
-        ("timeouts", "Connections without a timely CONNECT or heart-beat."),
-        ("retries", "Messages sent to devices again, since they were not acknowledged."),
-        ("duplicates", "Messages of devices that were received before."),
-        ("malformed", "Datagrams that are no message of the protocol, or too long."),
-        ("unknown_dropped", "Datagrams of unknown senders above max_unknown_rate."),
-        ("lost", "Datagrams that the kernel did not take."),
-        ("withheld", "Datagrams to an address that is not proven, above three times what it has sent."),
-    ):
-        rows = [({"gateway": one["name"]}, one["figures"][name]) for one in enabled if name in one["figures"]]
-        if rows:
-            yield from _family(f"gateway_{name}", "counter", text, rows)
-
-
-def _histogram(counters: Counters, name: str) -> Iterator[str]:
-    """Yields a histogram in seconds, as Prometheus requires."""
-    metric = f"shardbroker_{name.replace('.', '_').removesuffix('_us')}_seconds"
-    buckets = counters.buckets(name)
-    total = sum(count for _, count in buckets)
-    yield f"# HELP {metric} {HISTOGRAM_HELP[name]}"
-    yield f"# TYPE {metric} histogram"
-    for bound in BOUNDS_US:
-        passed = sum(count for greatest, count in buckets if greatest <= bound)
-        yield f'{metric}_bucket{{le="{bound / 1e6:g}"}} {passed}'
-    yield f'{metric}_bucket{{le="+Inf"}} {total}'
-    yield f"{metric}_sum {counters.mean(name) * total / 1e6:.6f}"
-    yield f"{metric}_count {total}"
-
-
-def _family(name: str, kind: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Iterator[str]:
-    yield f"# HELP shardbroker_{name} {text}"
-    yield f"# TYPE shardbroker_{name} {kind}"
-    for labels, value in samples:
-        shown = ",".join(f'{label}="{_escaped(str(one))}"' for label, one in labels.items())
-        yield f"shardbroker_{name}{{{shown}}} {value}" if shown else f"shardbroker_{name} {value}"
+def _lines(family: AnyFamily) -> Iterator[str]:
+    name = f"shardbroker_{family.name.replace('.', '_')}"
+    kind = family.kind if isinstance(family, Family) else type(family).__name__.lower()
+    yield f"# HELP {name} {family.text}"
+    yield f"# TYPE {name} {kind}"
+    match family:
+        case Family():
+            for labels, value in family.samples:
+                shown = ",".join(f'{label}="{_escaped(str(one))}"' for label, one in labels.items())
+                yield f"{name}{{{shown}}} {value}" if shown else f"{name} {value}"
+        case Histogram():
+            *passed, total = accumulate(family.counts)
+            for bound, count in zip(family.bounds, passed, strict=True):
+                yield f'{name}_bucket{{le="{bound:g}"}} {count}'
+            yield f'{name}_bucket{{le="+Inf"}} {total}'
+            yield f"{name}_sum {family.sum:.6f}"
+            yield f"{name}_count {total}"
+        case Summary():
+            for labels, seconds, count in family.samples:
+                shown = ",".join(f'{label}="{one}"' for label, one in labels.items())
+                yield f"{name}_sum{{{shown}}} {seconds}"
+                yield f"{name}_count{{{shown}}} {count}"
 
 
 def _escaped(text: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from shardbroker.config.streams import Kept
 from shardbroker.journal.errors import JournalTooNew
 from shardbroker.journal.holds import Hold, release_hold, set_hold
-from shardbroker.journal.layout import SEGMENT_HEADER_BYTES, SegmentHeader, segment_paths, segment_start
+from shardbroker.journal.layout import SEGMENT_HEADER_BYTES, SegmentHeader, all_segment_paths, journals_below, segment_start
 
 __all__ = ["StreamHolds", "Use"]
 
@@ -73,14 +73,15 @@ class StreamHolds:
         return [_use([_needed(segments, one, now_us) for segments in journals], one, now_us) for one in streams]
 
     def _journals(self) -> dict[str, list[Segment]]:
-        """Returns the segments of each journal, the oldest first."""
+        """Returns the segments of each journal, the oldest first, with those of earlier workers of its number."""
         try:
-            found = [path for path in (self._data_dir / "journal").iterdir() if path.name.isdecimal()]
+            found = journals_below(self._data_dir / "journal")
         except FileNotFoundError:
             return {}
         known, self._created = self._created, {}
         return {
-            path.name: [one for each in segment_paths(path) if (one := self._segment(each, known)) is not None] for path in found
+            journal.name: [one for path in all_segment_paths(journal) if (one := self._segment(path, known)) is not None]
+            for journal in found
         }
 
     def _segment(self, path: Path, known: dict[Path, int]) -> Segment | None:

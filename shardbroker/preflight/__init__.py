@@ -9,6 +9,6 @@ of modules must not be loaded into its process. For the same reason `findings` r
 """
 
 from shardbroker.preflight.checks import Finding, look
-from shardbroker.preflight.child import check, findings
+from shardbroker.preflight.child import check, findings, usable
 
-__all__ = ["Finding", "check", "findings", "look"]
+__all__ = ["Finding", "check", "findings", "look", "usable"]

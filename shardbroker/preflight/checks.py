@@ -17,19 +17,24 @@ from shardbroker.access.contract import BackendError, SettingError
 from shardbroker.access.files import FileError, read_rules
 from shardbroker.config import Settings
 from shardbroker.config.cluster import core_members, missing_etcd, own_address
+from shardbroker.config.connectors import HttpConnection
 from shardbroker.config.gateways import DatagramListener, GatewayListener, outer_listeners
 from shardbroker.config.keys import allowed_at
 from shardbroker.config.listeners import Listener, parse_address, unix_path
 from shardbroker.config.persistence import key_of
+from shardbroker.connectors.errors import ConnectionSettingError, missing_library
+from shardbroker.connectors.server import context_of
 from shardbroker.hooks.plugins import PluginError, installed
 from shardbroker.integrations.auth.factory import build_authenticators, build_sources
 from shardbroker.integrations.auth.services import Services, Stores
 from shardbroker.link.identity import CookieError, read_cookie
-from shardbroker.link.sockets import tls_contexts
+from shardbroker.link.sockets import tls_problem
 from shardbroker.supervisor.layout import StartError, chosen_cores, chosen_weights, usable_cores
 
 __all__ = ["Finding", "look"]
 
+TLS_KEYS = ("tls_ca", "tls_cert", "tls_key", "tls_verify")
+"""Keys of connections that use TLS."""
 KEPT_HERE = ("builtin", "scram")
 """Members of chains in the broker's own store: they need no library and no setting."""
 LOCALHOST = "127.0.0.1"
@@ -156,6 +161,8 @@ def _sinks(settings: Settings) -> Iterator[Finding]:
         try:
             driver = import_module(f"shardbroker.flows.drivers.{type}")
             made[id] = driver, driver.connect(connector, key)
+        except ImportError as error:
+            yield Finding(key, f"{key}: needs {missing_library(error)}", fatal=False)
         except Exception as error:  # of a driver, or of its library
             yield _of_sink(key, error)
     for id, action in all_actions(settings).items():
@@ -195,7 +202,7 @@ def _certificates(settings: Settings) -> Iterator[Finding]:
         if one.secure:
             try:
                 if not isinstance(one, Listener) and one.for_datagrams:
-                    build_dtls(one.tls)
+                    build_dtls(one.tls, b"")
                 else:
                     build_context(one.tls, isinstance(one, Listener) and one.over_websocket)
             except TlsError as error:
@@ -215,6 +222,19 @@ def _api(settings: Settings) -> Iterator[Finding]:
         if problem:
             text = f"api.certfile: must be a certificate with its key, got {api.certfile!r}: {problem}"
             yield Finding("api.certfile", text, fatal=False)  # MQTT clients do not depend on the dashboard
+
+
+def _opentelemetry(settings: Settings) -> Iterator[Finding]:
+    key, exporter = "opentelemetry.metrics.enable", settings.opentelemetry.exporter
+    if not settings.opentelemetry.metrics.enable:
+        return
+    if settings.opentelemetry.missing is not None:
+        yield Finding(key, f"{key}: must be false or have its libraries, got true: {settings.opentelemetry.missing}")
+    if exporter.metrics_url.startswith("https:"):
+        try:
+            context_of(HttpConnection(**{name: getattr(exporter, name) for name in TLS_KEYS}), "opentelemetry.exporter")
+        except ConnectionSettingError as error:
+            yield Finding(error.args[0], str(error))
 
 
 def _addresses(settings: Settings) -> Iterator[Finding]:
@@ -261,11 +281,8 @@ def _cluster(settings: Settings) -> Iterator[Finding]:
         read_cookie(Path(cluster.cookie_file))
     except CookieError as error:
         yield Finding("cluster.cookie_file", f"cluster.cookie_file: {error}")
-    problem = _problem(lambda: tls_contexts(cluster.tls))
-    if problem:
-        key = "cluster.tls.certfile"
-        text = f"{key}: must be a certificate with its key, and cluster.tls.cacertfile one of its issuers"
-        yield Finding(key, f"{text}, got {cluster.tls.certfile!r} and {cluster.tls.cacertfile!r}: {problem}")
+    if wrong := tls_problem(cluster.tls):
+        yield Finding("cluster.tls.certfile", wrong)
 
 
 def _meet(one: str, other: str) -> bool:
@@ -339,5 +356,6 @@ def _problem(load: Callable[[], object]) -> str:
 
 
 _CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
-    _authenticators, _sources, _plugins, _exhook, _rules_of_messages, _sinks, _certificates, _api, _addresses, _cluster, _process,
+    _authenticators, _sources, _plugins, _exhook, _rules_of_messages, _sinks, _certificates, _api, _opentelemetry,
+    _addresses, _cluster, _process,
 )  # fmt: skip

@@ -1,8 +1,9 @@
 """Each route of the REST API against a running broker with three workers: what the clients saw is what it tells."""
 
+import http.client
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from shardbroker.api.reference import reference
 from shardbroker.control import Control
 from tests.api.rest import RULE, ApiBroker, Rest, asked, segment
 from tests.harness import Client, Disconnect, Publish, client_id_on, free_port, until
+from tests.servers.otlp import receiver
 
 pytestmark = pytest.mark.own_broker
 
@@ -37,6 +39,7 @@ def test_anybody_may_ask_whether_it_runs(served: ApiBroker) -> None:
 def test_the_node_tells_what_ctl_tells(served: ApiBroker, rest: Rest, come: Callable[..., Client]) -> None:
     come("node-1")
     (node,) = rest.good("GET", "/nodes")
+    assert rest.good("GET", "/cluster/topology") == [{"core_node": node["node"], "replicant_nodes": []}]
     assert rest.good("GET", f"/nodes/{node['node']}")["node"] == node["node"]
     with Control(served.data_dir) as control:
         status = control.call("status")
@@ -537,6 +540,67 @@ def test_a_stream_from_nothing_to_nothing(served: ApiBroker, rest: Rest, viewer:
     assert viewer.refused("DELETE", f"{path}/s.1")[0] == 403
     rest.good("DELETE", f"{path}/s.1")
     assert rest.refused("GET", f"{path}/s.1")[0] == rest.refused("DELETE", f"{path}/s.1")[0] == 404
+
+
+def test_the_number_of_workers_changes_under_a_client() -> None:
+    """The process of the API is replaced, too."""
+    with ApiBroker(1) as broker, Client(broker.address, 5, "stays", timeout=60) as client:
+        rest = Rest.logged_in(broker)
+        assert rest.good("GET", "/workers/setting") == {"phase": "none"}
+        for wrong in ({}, {"workers": 0}, {"workers": 1}, {"workers": 2, "weights": "1"}, {"workers": 2, "weights": "1" * 5000}):
+            assert rest.refused("PUT", "/workers/setting", wrong) == (400, "BAD_REQUEST"), wrong
+        begun = rest.good("PUT", "/workers/setting", {"workers": 2, "weights": "2,1"})
+        assert (begun["phase"], begun["before"], begun["workers"], begun["weights"]) == ("moving", 1, 2, "2,1")
+
+        def found() -> Any:
+            with suppress(OSError, http.client.HTTPException, AssertionError):
+                return Rest.logged_in(broker).good("GET", "/workers/setting")
+            return None
+
+        ended = until(lambda: (state := found()) and state["phase"] != "moving" and state, timeout_s=60)
+        assert (ended["phase"], ended["problem"], ended["connections"]) == ("done", "", 1)
+        client.ping()
+
+
+def test_metrics_by_opentelemetry_are_switched(served: ApiBroker, rest: Rest, viewer: Rest) -> None:
+    port = free_port()
+    with receiver(port) as collector:
+        before = rest.good("GET", "/opentelemetry")
+        assert before["metrics"] == {"enable": False, "interval": "10s"} and before["exporter"]["headers"] == {}
+        metrics = {"enable": True, "interval": "1s"}
+        changed = rest.good("PUT", "/opentelemetry", {
+            **before, "exporter": {**before["exporter"], "endpoint": f"http://127.0.0.1:{port}"}, "metrics": metrics,
+        })  # fmt: skip
+        assert changed["changed"]["needs_restart"] == [] and changed["metrics"] == metrics
+        assert viewer.good("GET", "/opentelemetry")["metrics"] == metrics
+        until(lambda: collector.received, lambda: served.log, timeout_s=60)
+        for wrong in (
+            {"metrics": {"interval": "1ms"}}, {"exporter": {"endpoint": "grpc://127.0.0.1:4317"}}, {"exporter": {"port": 1}},
+            {"exporter": {"headers": {"authorization": "Bearer x"}}}, {"exporter": {"headers": 7}}, {"traces": {"enable": True}},
+            {},
+        ):  # fmt: skip
+            assert rest.refused("PUT", "/opentelemetry", wrong) == (400, "BAD_REQUEST"), wrong
+        assert viewer.refused("PUT", "/opentelemetry", {"metrics": {"enable": False}})[0] == 403
+        assert rest.good("PUT", "/opentelemetry", {"metrics": {"enable": False}})["metrics"] == {"enable": False, "interval": "1s"}
+        for key in ("exporter.endpoint", "metrics.enable", "metrics.interval"):
+            rest.good("POST", f"/configs_reset/opentelemetry.{key}")
+
+
+def test_headers_of_metrics_are_masked_and_may_be_sent_back() -> None:
+    port = free_port()
+    broker = ApiBroker(1)
+    broker.environment["SHARDBROKER__OPENTELEMETRY__EXPORTER__HEADERS"] = '{authorization = "Bearer hidden"}'
+    with receiver(port) as collector, broker:
+        rest = Rest.logged_in(broker)
+        exporter = rest.good("GET", "/opentelemetry")["exporter"]
+        assert exporter["headers"] == {"authorization": "******"}
+        changed = rest.good("PUT", "/opentelemetry", {
+            "exporter": {**exporter, "endpoint": f"http://127.0.0.1:{port}"}, "metrics": {"enable": True, "interval": "1s"},
+        })  # fmt: skip
+        assert changed["exporter"]["headers"] == {"authorization": "******"}
+        until(lambda: collector.received, lambda: broker.log, timeout_s=60)
+        assert collector.received[0].headers["authorization"] == "Bearer hidden"
+        assert "hidden" not in broker.log
 
 
 def test_every_route_was_asked(rest: Rest, request: pytest.FixtureRequest) -> None:

@@ -41,6 +41,12 @@ def test_later_sources_win_and_are_named(tmp_path: Path) -> None:
         ("process.workers=0", ["process.workers", "auto or a number"]),
         ("tls.verify=1", ["tls", "unknown key"]),
         ("auth.users=1", ["auth", "unknown key"]),
+        ("mqtt.mqueue_overflow=block", ["mqtt.mqueue_overflow", "'drop', 'push_back'"]),
+        ("listeners.default.mqueue_overflow=none", ["listeners.default.mqueue_overflow", "'push_back'"]),
+        ("mqtt.push_back_timeout=0s", ["mqtt.push_back_timeout", "1ms to 5m"]),
+        ("mqtt.push_back_timeout=1h", ["mqtt.push_back_timeout", "1ms to 5m"]),
+        ('mqtt.push_back_topics=["a/#/b"]', ["mqtt.push_back_topics", "a topic filter or a list of at most 100"]),
+        (f"mqtt.push_back_topics={['a'] * 101}", ["mqtt.push_back_topics", "a topic filter or a list of at most 100"]),
         ("nonsense", ["key=value"]),
     ],
 )

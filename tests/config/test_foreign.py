@@ -187,14 +187,6 @@ def test_connectors_and_actions(tmp_path: Path) -> None:
     assert "s3cret" not in said
 
 
-def test_keys_of_a_cluster_are_named_with_the_page_that_has_ours() -> None:
-    imported = read_emqx('cluster { name = emqxcl, discovery_strategy = static }\nrpc { port_discovery = manual }\n')
-    assert [remark.partition(": ")[0] for remark in imported.remarks] == [
-        "cluster.name = emqxcl", "cluster.discovery_strategy = static", "rpc.port_discovery = manual"
-    ]  # fmt: skip
-    assert all("docs/cluster.md" in remark for remark in imported.remarks)
-
-
 def test_what_does_not_fit_is_named_with_what_is_allowed() -> None:
     imported = read_mosquitto("max_inflight_messages 0\nsome_future_thing yes\nlistener many\n")
     assert "max_inflight_messages 0: " in imported.remarks[0]

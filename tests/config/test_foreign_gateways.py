@@ -12,13 +12,14 @@ gateway.stomp {
   mountpoint = "stomp/"
   enable_stats = true
   frame { max_headers = 12, max_headers_length = 2048, max_body_length = 8192 }
-  clientinfo_override { username = "${Packet.headers.login}", password = "${Packet.headers.passcode}" }
+  clientinfo_override { username = "${Packet.headers.login}", password = "${Packet.headers.passcode}",
+    clientid = "${ConnInfo.username}/${ConnInfo.clientid}" }
   listeners.tcp.default { bind = 61613, acceptors = 16, max_connections = 1024000, max_conn_rate = "1000/s",
     tcp_options { active_n = 100, backlog = 1024 }, access_rules = ["allow all"] }
   listeners.ssl.default { bind = "0.0.0.0:61614", ssl_options { certfile = "/c.pem", keyfile = "/k.pem", depth = 10 } }
 }
 gateway.mqttsn {
-  clientinfo_override { username = "${Packet.x}" }
+  clientinfo_override { username = "${Packet.x}", clientid = "all" }
   gateway_id = 3, broadcast = true, enable_qos3 = true
   predefined = [{ id = 1, topic = "predefined/topic/name/hello" }]
   listeners.udp.default { bind = 1884, max_connections = 10240000, udp_options { active_n = 100 } }
@@ -47,7 +48,7 @@ def test_what_they_become() -> None:
     assert gateways["stomp"] == {
         "enable": True, "mountpoint": "stomp/",
         "frame": {"max_headers": 12, "max_headers_length": 2048, "max_body_length": 8192},
-        "clientinfo_override": {"username": "${username}", "password": "${password}"},
+        "clientinfo_override": {"username": "${username}", "password": "${password}", "clientid": "${username}/${clientid}"},
         "listeners": {
             "default": {
                 "type": "tcp", "bind": "0.0.0.0:61613", "max_connections": 1024000, "max_conn_rate": "1000/s",
@@ -74,7 +75,7 @@ def test_what_is_not_taken_over_is_said_and_restricts() -> None:
         "gateway.coap.authentication: not taken over",
         "gateway.exproto.listeners.quic.default: left out: allowed are tcp, ssl, udp",
         "gateway.lwm2m: allowed are tables coap, exproto, mqttsn, stomp",
-        "gateway.mqttsn.clientinfo_override.username = ${Packet.x}",
+        "gateway.mqttsn.clientinfo_override.username = ${Packet.x}", "gateway.mqttsn.clientinfo_override.clientid = all",
         "gateway.exproto.handler.ssl_options.verify", "gateway.stomp.listeners.tcp.default.acceptors",
     ):  # fmt: skip
         assert word in said, said

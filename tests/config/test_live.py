@@ -9,10 +9,12 @@ from shm.roles import ACCEPTOR, API, CLUSTER, COAP, EXPROTO, FLOWS, INTEGRATIONS
 
 LIVE_SECTIONS = {
     "acl", "actions", "alarm", "auth", "auto_subscribe", "connectors", "delayed", "event_message", "exhook",
-    "flapping_detect", "gateways", "journal", "log", "mqtt", "persistence", "plugins", "replay", "retainer", "rewrite",
-    "rule_engine", "rules", "slow_subs", "snapshot", "sources", "streams", "sys", "topic_metrics", "trace",
+    "flapping_detect", "gateways", "journal", "log", "mqtt", "opentelemetry", "persistence", "plugins", "replay", "retainer",
+    "rewrite", "rule_engine", "rules", "slow_subs", "snapshot", "sources", "streams", "sys", "topic_metrics", "trace",
 }  # fmt: skip
-RESTART_KEYS = {"mqtt.shared_subscription_strategy", "journal.segment_bytes", "journal.cycle_bytes"}
+RESTART_KEYS = {"mqtt.shared_subscription_strategy", "journal.segment_bytes", "journal.cycle_bytes"} | {
+    f"gateways.{kind}.processes" for kind in ("coap", "exproto", "mqttsn", "stomp")
+}
 LIVE_KEYS = {"cluster.lost_session"}
 """Keys of sections that need a restart else."""
 

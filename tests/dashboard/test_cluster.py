@@ -78,6 +78,12 @@ def row(page: Page, table: str, text: str) -> Locator:
     return page.locator(".q-card", has_text=table).locator("tbody tr", has_text=text)
 
 
+def colors(row: Locator, text: str) -> list[str]:
+    """Returns the colors of the badges with a text."""
+    classes = [badge.get_attribute("class") or "" for badge in row.locator(".q-badge").get_by_text(text, exact=True).all()]
+    return [name.removeprefix("bg-") for one in classes for name in one.split() if name.startswith("bg-")]
+
+
 def test_nodes_links_and_load_are_shown(nodes: Nodes, rest: Rest, look: Callable[..., Page]) -> None:
     page = look("/cluster")
     with nodes.connect(2, "c"):
@@ -88,10 +94,16 @@ def test_nodes_links_and_load_are_shown(nodes: Nodes, rest: Rest, look: Callable
         expect(page.get_by_test_id("running")).to_have_text("2 of 3")
         expect(page.get_by_test_id("linked")).to_have_text("1 of 2")
         expect(page.get_by_test_id("isolated")).to_have_text("no")
+        titles = page.locator(".q-card", has_text="Links").locator("thead th")
+        expect(titles.filter(has_text="Retained messages")).to_have_count(1)
+        expect(titles.filter(has_text="Users and rules")).to_have_count(1)
+        expect(titles.last).to_have_text("Last error")
         expect(row(page, "Links", "n2@").get_by_role("cell")).to_have_text(
-            ["n2@127.0.0.1", "up", "up", "normal", "0", "0 B", ""], timeout=START_MS
+            ["n2@127.0.0.1", "up", "up", "normal", "0", "0 B", "synced", "synced", ""], timeout=START_MS
         )
+        assert colors(row(page, "Links", "n2@"), "synced") == ["green-9", "green-9"]
         expect(row(page, "Links", nodes.addresses[2])).to_contain_text("down")
+        assert colors(row(page, "Links", nodes.addresses[2]), "none") == ["grey-8", "grey-8"]
         expect(page.get_by_test_id("alone")).not_to_be_visible()
         listed = {one["node"]: one for one in rest.good("GET", "/nodes")}
         assert listed["n2@127.0.0.1"]["connections"] == 1 and listed["n2@127.0.0.1"]["node_status"] == "running"
@@ -101,6 +113,26 @@ def test_nodes_links_and_load_are_shown(nodes: Nodes, rest: Rest, look: Callable
         assert rest.good("GET", "/nodes/n2@127.0.0.1")["version"] == listed["n1@127.0.0.1"]["version"]
         assert rest.refused("GET", "/nodes/n9") == (404, "NOT_FOUND")
     assert not checked_at_all_sizes(page, "cluster")
+
+
+def test_clients_of_all_nodes_are_shown_and_kicked(nodes: Nodes, rest: Rest, look: Callable[..., Page]) -> None:
+    with nodes.connect(1, "first"), nodes.connect(2, "second") as client:
+        client.subscribe([("a/+", 1)])
+        until(lambda: rest.good("GET", "/subscriptions")["data"])
+        until(lambda: len(rest.good("GET", "/clients")["data"]) == 2)
+        page = look("/clients")
+        expect(row(page, "Clients", "second").get_by_role("cell").last).to_have_text("n2@127.0.0.1", timeout=START_MS)
+        expect(row(page, "Clients", "first").get_by_role("cell").last).to_have_text("n1@127.0.0.1")
+        away = nodes.addresses[2]
+        expect(page.get_by_text(f"rows of {away} are missing: node {away}: its link is down")).to_be_visible()
+        assert not checked_at_all_sizes(page, "clients-of-all-nodes")
+        row(page, "Clients", "second").click()
+        expect(page.get_by_role("dialog").get_by_text("a/+")).to_be_visible()
+        page.get_by_role("button", name="Kick").click()
+        client.expect_close(20)
+        until(lambda: len(rest.good("GET", "/clients")["data"]) == 1)
+        page.get_by_role("button", name="Search").click()
+        expect(row(page, "Clients", "second")).to_have_count(0)
 
 
 def test_this_node_is_emptied_and_accepts_clients_again(nodes: Nodes, rest: Rest, look: Callable[..., Page]) -> None:
@@ -229,6 +261,9 @@ def test_hostile_texts_of_a_peer_are_shown_as_text(nodes: Nodes, rest: Rest, loo
         expect(row(page, table, IMAGE)).to_be_visible(timeout=START_MS)
     expect(row(page, "Nodes", IMAGE)).to_contain_text(IMAGE[:64], timeout=START_MS)
     expect(row(page, "Nodes", IMAGE)).to_contain_text("4.3G")
+    for cell in (6, 7):  # the stand-in sends no sums, so no comparison is done
+        expect(row(page, "Links", IMAGE).get_by_role("cell").nth(cell)).to_have_text("syncing", timeout=START_MS)
+    assert {*colors(row(page, "Links", IMAGE), "syncing")} == {"deep-orange-10"}
     safe()
     shoot(page, "cluster-hostile")
     page.get_by_role("button", name="Empty this node").click()

@@ -21,7 +21,7 @@ __all__ = ["browser", "look", "pytestmark", "rest", "served"]
 
 WALK = (
     "/", "/cluster", "/clients", "/subscriptions", "/retained", "/access", "/rules", "/connectors", "/actions", "/sources",
-    "/websocket", "/trace", "/diagnose", "/journals", "/gateways", "/plugins", "/settings",
+    "/websocket", "/trace", "/diagnose", "/journals", "/gateways", "/plugins", "/settings", "/data",
 )  # fmt: skip
 SIZES = {"wide": (1400, 900), "tablet": (1024, 768), "phone": (390, 844)}
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -34,6 +34,9 @@ ELSEWHERE = {
         "client.closed.upgrade", "client.closed.websocket", "messages.dropped.receive_maximum",
     ),
     "tests/access/test_connecting.py": ("client.flapping",),
+    "tests/behaviour/test_push_back.py": (
+        "delivery.dropped.queue_stalled", "overload.acks_held", "overload.subscribers_stalled",
+    ),
     "tests/behaviour/test_delayed.py": ("messages.dropped.outdated",),
     "tests/behaviour/test_single_failures.py": ("messages.dropped.failed",),
     "tests/behaviour/test_links.py": ("messages.dropped.unreachable",),

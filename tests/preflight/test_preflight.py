@@ -76,6 +76,13 @@ CASES = {
         {"exhook.servers": '[{name="a", url="https://127.0.0.1:9", ssl={enable=true, cacertfile="/nope"}}]'},
         "exhook.servers", "No such file",
     ),
+    "certificates of a collector": (
+        {
+            "opentelemetry.metrics.enable": "true", "opentelemetry.exporter.endpoint": "https://127.0.0.1",
+            "opentelemetry.exporter.tls_ca": "/nope",
+        },
+        "opentelemetry.exporter.tls_ca", "No such file",
+    ),
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from shardbroker.api.dashboard import (
     access,
     clients,
     cluster,
+    data,
     diagnose,
     frame,
     gateways,
@@ -37,6 +38,6 @@ def add_dashboard(app: FastAPI) -> None:
     """Adds the pages to the application."""
     session.add_login(app)
     before = (overview, cluster, clients, subscriptions, messages, access, rules)
-    behind = (webclient, trace, diagnose, journals, gateways, plugins, settings)
+    behind = (webclient, trace, diagnose, journals, gateways, plugins, settings, data)
     pages = [*(module.page for module in before), *sinks.pages, *(module.page for module in behind)]
     frame.add_pages(app, pages)

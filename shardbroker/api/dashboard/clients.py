@@ -46,7 +46,7 @@ async def _show_one(session: Session, client_id: str, table: CursorTable) -> Non
     known = await session.show_errors(session.call("clients show", clientid=client_id))
     if known is None:
         return
-    found = await session.show_errors(session.call("subscriptions list", clientid=client_id, limit=SUBSCRIPTIONS_SHOWN))
+    found = await session.show_errors(session.rows("subscriptions list", clientid=client_id, limit=SUBSCRIPTIONS_SHOWN))
 
     async def kick() -> None:
         if await session.show_errors(session.call("clients kick", clientids=[client_id])):

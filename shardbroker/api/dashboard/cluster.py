@@ -24,13 +24,15 @@ NODES = {
 }  # fmt: skip
 LINKS = {
     "name": "Peer", "link": "Signals", "data": "Messages", "routes": "Routes", "lag": "Routes behind", "spool": "Spool",
-    "error": "Last error",
+    "retained": "Retained messages", "access": "Users and rules", "error": "Last error",
 }  # fmt: skip
+LINK_STATES = ("link", "data", "retained", "access")
+"""Columns of the links that have a badge."""
 CORE = {"name": "Member", "state": "State", "version": "Version", "size": "Database", "alarms": "Alarms", "client": "Address"}
 GOOD, WARNING, BAD, QUIET = "green-9", "deep-orange-10", "negative", "grey-8"
 COLORS = {
     "running": GOOD, "turns clients away": WARNING, "joining": WARNING, "stopped": BAD,
-    "up": GOOD, "syncing": WARNING, "hello": WARNING, "suspect": WARNING, "down": BAD,
+    "up": GOOD, "synced": GOOD, "syncing": WARNING, "none": QUIET, "hello": WARNING, "suspect": WARNING, "down": BAD,
     "leader": GOOD, "follower": GOOD, "learner": WARNING, "connected": GOOD, "connecting": WARNING, "lost": BAD, "refused": BAD,
 }  # fmt: skip
 """Of badges with white text, which is to be read."""
@@ -47,6 +49,11 @@ name = "n1@10.0.0.1"
 enable = true
 link.bind = "10.0.0.1:5370"
 cookie_file = "/etc/shardbroker/cookie\""""
+SPOOL = "Messages of QoS 1 and 2 for a node that is not reachable wait in the spool, on the disk of this node."
+REPLICATED = (
+    "Retained messages, and users and rules with bans, accounts and API keys, are synced if the peer and this node have the same, "
+    "syncing while they are compared or sent, and none if the peer is not linked or its version takes none."
+)
 START = (
     "New clients are turned away and connected ones are disconnected. Sessions of absent clients move to other nodes, if this "
     "cluster moves sessions. It lasts until it is stopped, also over a restart."
@@ -71,10 +78,9 @@ class _Cluster:
             with card("Nodes"):
                 self._nodes = _table(NODES, "state")
             with card("Links of this node"):
-                self._links = _table(LINKS, "link", "data")
-                ui.label(
-                    "Messages of QoS 1 and 2 for a node that is not reachable wait in the spool, on the disk of this node."
-                ).classes("text-sm opacity-80")
+                self._links = _table(LINKS, *LINK_STATES)
+                for text in (SPOOL, REPLICATED):
+                    ui.label(text).classes("text-sm opacity-80")
             self._core = card("etcd")
             with self._core:
                 self._core_state = ui.badge("").props('data-testid="core"')
@@ -274,11 +280,11 @@ def _node(row: Row, place: int, own: str) -> Row:
 
 
 def _link(row: Row, place: int) -> Row:
-    colors = {name: COLORS.get(row[name], QUIET) for name in ("link", "data")}
+    colors = {name: COLORS.get(row[name], QUIET) for name in LINK_STATES}
     return {
         "key": place, "name": row["name"], "link": row["link"], "data": row["data"], "colors": colors,
         "routes": row["routes"].replace("_", " "), "lag": number(row["lag"]), "spool": size(row["spool_bytes"]),
-        "error": row["error"],
+        "retained": row["retained"], "access": row["access"], "error": row["error"],
     }  # fmt: skip
 
 

@@ -14,11 +14,16 @@ PAGE = 50
 ASKS_MAX = 30
 """Calls for one page: a filtered one may be empty without being the last."""
 
+NODE = {"name": "node", "label": "Node", "field": "node", "align": "left"}
+
 Row = dict[str, Any]
 
 
 class CursorTable:
-    """`columns`: field -> title. `on_click` receives the row. show(**filters) starts at the first page."""
+    """Rows of all nodes. `columns`: field -> title. `on_click` receives the row. show(**filters) starts at the first page.
+
+    The name of the node is a column once a row of another node was there.
+    """
 
     def __init__(
         self, session: Session, verb: str, columns: dict[str, str], shape: Callable[[Row], Row], on_click: Callable[[Row], Any]
@@ -45,13 +50,15 @@ class CursorTable:
     async def again(self) -> None:
         """Reloads the current page."""
         rows: list[Row] = []
+        missing: dict[str, str] = {}
         cursor = self._cursors[self._place]
         for _ in range(ASKS_MAX):
-            request = self._session.call(self._verb, limit=PAGE - len(rows), cursor=cursor, **self._filters)
+            request = self._session.rows(self._verb, limit=PAGE - len(rows), cursor=cursor, **self._filters)
             found = await self._session.show_errors(request)
             if found is None:
                 break
             rows += found["data"]
+            missing |= {one["node"]: one["reason"] for one in found["missing"]}
             cursor = found["cursor"]
             if cursor is None or len(rows) >= PAGE:
                 break
@@ -61,7 +68,11 @@ class CursorTable:
         self._table.rows = [{**self._shape(row), "key": number} for number, row in enumerate(rows)]
         self._back.set_enabled(self._place > 0)
         self._more.set_enabled(len(self._cursors) > self._place + 1)
-        self._note.set_text(f"page {self._place + 1}, {len(rows)} rows" if rows else "nothing here")
+        if self._table.columns[-1] != NODE and any(row["node"] != self._session.app.state.node for row in rows):
+            self._table.columns = [*self._table.columns, NODE]
+        texts = [f"page {self._place + 1}, {len(rows)} rows" if rows else "nothing here"]
+        texts += [f"rows of {node} are missing: {reason}" for node, reason in missing.items()]
+        self._note.set_text("; ".join(texts))
 
     async def forward(self) -> None:
         self._place += 1

@@ -10,6 +10,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from nicegui import ui
 
 from shardbroker.access.accounts import ADMINISTRATOR, AccountError
+from shardbroker.api.calls import LONG_S
 from shardbroker.api.guard import Logins
 from shardbroker.api.monitor import Monitor
 from shardbroker.control import VERBS, AsyncControl, ControlError
@@ -84,11 +85,23 @@ class Session:
 
     async def call(self, verb: str, /, **params: Any) -> Any:
         """Returns the result of a verb, if login and role permit it. Raises ControlError."""
+        return await self._call(verb, params)
+
+    async def call_at_length(self, verb: str, /, **params: Any) -> Any:
+        """Returns the result of a verb that may take minutes, as call() does."""
+        return await self._call(verb, params, patience_s=LONG_S)
+
+    async def rows(self, verb: str, /, **params: Any) -> Any:
+        """Returns a list with the rows of all nodes of the cluster, as call() does."""
+        return await self._call(verb, params, of_all_nodes=True)
+
+    async def _call(self, verb: str, params: dict[str, Any], of_all_nodes: bool = False, **patience: Any) -> Any:
         self.check(VERBS[verb].changes)
         control: AsyncControl = self.app.state.control
         given = {name: value for name, value in params.items() if value is not None}
         try:
-            return await control.call(verb, requested_by=f"dashboard:{self.name}", **given)
+            by = f"dashboard:{self.name}"
+            return await control.call(verb, requested_by=by, of_all_nodes=of_all_nodes, **patience, **given)
         except UnicodeError:
             raise ControlError("BAD_REQUEST", "text with an unpaired surrogate is not valid Unicode") from None
 

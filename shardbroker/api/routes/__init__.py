@@ -9,8 +9,10 @@ from shardbroker.api.derived import derived_router
 from shardbroker.api.routes import (
     access,
     accounts,
+    chains,
     clients,
     configuration,
+    data,
     exhooks,
     messages,
     node,
@@ -26,6 +28,6 @@ __all__ = ["ROUTERS"]
 
 ROUTERS = (
     accounts.router, node.router, clients.router, messages.router, watching.router, access.router,
-    plugins.router, exhooks.router, rules.router, sinks.router, streams.router, configuration.router, settings.router,
-    derived_router(),
+    chains.router, plugins.router, exhooks.router, rules.router, sinks.router, streams.router, configuration.router,
+    data.router, settings.router, derived_router(),
 )  # fmt: skip

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from shardbroker.api.calls import Call
 from shardbroker.api.paging import Place, sliced
-from shardbroker.api.routes.configuration import section_of
 from shardbroker.api.shapes import Body, TimeMs, moment
 from shardbroker.control import ControlError
 
@@ -21,8 +20,6 @@ __all__ = ["router"]
 router = APIRouter(tags=["Access"])
 BUILT_IN = {"password_based:built_in_database": False, "scram:built_in_database": True}
 """Authenticators with a user database -> whether its users are for SCRAM."""
-CHAIN_IDS = {"builtin": "password_based:built_in_database", "scram": "scram:built_in_database", "jwt": "jwt"}
-"""Members of auth.chain -> EMQX's ids; others are password_based:NAME."""
 RULES = "/authorization/sources/built_in_database/rules"
 KINDS = {"users": "username", "clients": "clientid"}
 """Segment of the path -> kind of the owner of rules, which is also the name of the field."""
@@ -105,15 +102,6 @@ async def add_ban(call: Call, body: Ban) -> dict[str, Any]:
 # --- authentication ---------------------------------------------------------------------------------------------------------------
 
 
-@router.get("/authentication")
-async def authentication(call: Call) -> list[dict[str, Any]]:
-    """The members of auth.chain in their order."""
-    section = await section_of(call, "auth")
-    return [
-        {"id": CHAIN_IDS.get(name, f"password_based:{name}"), "enable": True, "name": name} for name in section.get("chain", [])
-    ]
-
-
 @router.get("/authentication/{id}/users")
 async def list_users(call: Call, id: Authenticator, place: Annotated[UserPlace, Query()]) -> dict[str, Any]:
     """Users of the broker's own database."""
@@ -158,14 +146,6 @@ async def delete_user(call: Call, id: Authenticator, user_id: str, user_id_type:
 
 
 # --- authorization ----------------------------------------------------------------------------------------------------------------
-
-
-@router.get("/authorization/sources")
-async def sources(call: Call) -> dict[str, Any]:
-    """The sources of rules in their order."""
-    section = await section_of(call, "acl")
-    names = {"builtin": "built_in_database"}
-    return {"sources": [{"type": names.get(name, name), "enable": True} for name in section.get("sources", [])]}
 
 
 @router.get(f"{RULES}/all")

@@ -7,12 +7,13 @@ clients or topics, and a path where the verb takes a list of client ids.
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from shardbroker.api.calls import Call
 from shardbroker.api.paging import Place, listed
 from shardbroker.api.shapes import Body, TimeMs, timed
 from shardbroker.control import ControlError
+from shardbroker.control.verbs import MESSAGE_BYTES_MAX, MESSAGES_MAX
 
 __all__ = ["router"]
 
@@ -21,6 +22,8 @@ KICKED_MAX = 10_000
 """Most clients in one request."""
 BULK_MAX = 1000
 """Most subscriptions in one request."""
+NO_POSITION = "none"
+"""Position of the first page."""
 Qos = Annotated[int, Field(ge=0, le=2)]
 
 
@@ -56,6 +59,18 @@ class TopicPlace(Place):
     topic: str | None = Field(None, min_length=1, description="Exactly this filter.")
 
 
+class MessagePlace(BaseModel):
+    """A page of messages of a session."""
+
+    model_config = ConfigDict(extra="forbid")
+    limit: int = Field(100, ge=1, le=MESSAGES_MAX, description="Messages of a page.")
+    position: str | None = Field(None, max_length=200, description="`meta.position` of the page before; none: the first page.")
+    payload: Literal["none", "base64", "plain"] = Field("base64", description="How payloads are shown.")
+    max_payload_bytes: int = Field(
+        1 << 20, ge=128, le=MESSAGE_BYTES_MAX, description="Topics and payloads of a page, bytes; one message is returned anyway."
+    )
+
+
 class Unsubscribe(Body):
     topic: str = Field(min_length=1, max_length=65535)
 
@@ -73,7 +88,8 @@ class Subscribe(Unsubscribe):
 
 @router.get("/clients")
 async def list_clients(call: Call, place: Annotated[ClientPlace, Query()]) -> dict[str, Any]:
-    """Clients, and sessions without connection, by page or cursor. They are read from shared memory, without load on workers."""
+    """Clients, and sessions without connection, by page or cursor; of all nodes without `node`. They are read from shared memory,
+    without load on workers. `meta.missing` names nodes that did not answer."""
     return await _clients(call, place, False)
 
 
@@ -87,7 +103,7 @@ async def list_clients_by_cursor(call: Call, place: Annotated[ClientPlace, Query
 @router.get("/sessions_count")
 async def count_sessions(call: Call) -> int:
     """Sessions, connected or not."""
-    return int((await call("metrics"))["sessions.count"])
+    return await _sessions(call)
 
 
 @router.post("/clients/kickout/bulk")
@@ -114,7 +130,7 @@ async def kick(call: Call, clientid: str) -> None:
 @router.get("/clients/{clientid:name}/subscriptions")
 async def subscriptions_of(call: Call, clientid: str) -> list[dict[str, Any]]:
     """Subscriptions of a client, 10,000 at most; /subscriptions has all."""
-    found = await call("subscriptions list", clientid=clientid, limit=10_000)
+    found = await call.at_or_all(None)("subscriptions list", clientid=clientid, limit=10_000)
     return [{"node": call.node, **row} for row in found["data"]]
 
 
@@ -141,48 +157,70 @@ async def unsubscribe_many(
         await call("subscriptions delete", clientid=clientid, topic=one.topic)
 
 
+@router.get("/clients/{clientid:name}/mqueue_messages")
+async def queued_messages(call: Call, clientid: str, place: Annotated[MessagePlace, Query()]) -> dict[str, Any]:
+    """Messages that wait for a client, the next one first. `meta.position` is where the next page starts; an empty page is the
+    end."""
+    return await _messages(call, "sessions queue", clientid, place)
+
+
+@router.get("/clients/{clientid:name}/inflight_messages")
+async def inflight_messages(call: Call, clientid: str, place: Annotated[MessagePlace, Query()]) -> dict[str, Any]:
+    """Messages that are sent to a client and not acknowledged, with pages as those of `mqueue_messages`. One that waits for PUBCOMP
+    is only a packet id."""
+    return await _messages(call, "sessions inflight", clientid, place)
+
+
 @router.get("/subscriptions")
 async def list_subscriptions(call: Call, place: Annotated[SubscriptionPlace, Query()]) -> dict[str, Any]:
-    """Subscriptions of clients, read from the workers, 200 clients at a time."""
+    """Subscriptions of clients, read from the workers, 200 clients at a time; of all nodes without `node`."""
     filters = place.model_dump(exclude={"page", "limit", "cursor", "node"}, exclude_none=True)
-    _check_node(call, place.node)
+    call = call.at_or_all(place.node)
     return await listed(call, "subscriptions list", place, lambda row: {"node": call.node, **row}, **filters)
 
 
 @router.get("/topics")
 async def list_topics(call: Call, place: Annotated[TopicPlace, Query()]) -> dict[str, Any]:
-    """Topic filters with a subscription, from the route table."""
-    _check_node(call, place.node)
-    return await listed(call, "topics list", place, dict, topic=place.topic)
+    """Topic filters with a subscription, from the route table; of all nodes without `node`."""
+    return await listed(call.at_or_all(place.node), "topics list", place, lambda row: {"node": call.node, **row}, topic=place.topic)
 
 
 @router.get("/topics/{topic:topic}")
 async def show_topic(call: Call, topic: str) -> dict[str, Any]:
     """One filter, with # and + escaped as %23 and %2B."""
-    for row in (await call("topics list", topic=topic))["data"]:
+    for row in (await call.at_or_all(None)("topics list", topic=topic))["data"]:
         return dict(row)
     raise ControlError("NOT_FOUND", f"no subscription to {topic!r}")
 
 
 @router.get("/routes")
 async def list_routes(call: Call, place: Annotated[TopicPlace, Query()]) -> dict[str, Any]:
-    """Routes of messages: a row for each destination of a filter. `limit` counts filters."""
-    _check_node(call, place.node)
-    return await listed(call, "routes list", place, dict, by_cursor=True, topic=place.topic)
+    """Routes of messages: a row for each destination of a filter; of all nodes without `node`. `limit` counts filters."""
+    call = call.at_or_all(place.node)
+    return await listed(call, "routes list", place, lambda row: {"node": call.node, **row}, by_cursor=True, topic=place.topic)
+
+
+async def _messages(call: Call, verb: str, clientid: str, place: MessagePlace) -> dict[str, Any]:
+    given = place.model_dump(exclude={"position"})
+    cursor = place.position if place.position not in (None, NO_POSITION) else None
+    found = await call(verb, clientid=clientid, cursor=cursor, **given)
+    rows = [timed(row, "inserted_at", "publish_at", "expires_at") for row in found["data"]]
+    start, end = place.position or NO_POSITION, found["position"] or NO_POSITION
+    return {"data": rows, "meta": {"start": start, "position": end, "hasnext": found["cursor"] is not None}}
 
 
 async def _clients(call: Call, place: ClientPlace, by_cursor: bool) -> dict[str, Any]:
-    _check_node(call, place.node)
     filters = place.model_dump(exclude={"page", "limit", "cursor", "node"}, exclude_none=True)
-    count = None if filters else int((await call("metrics"))["sessions.count"])
+    count = None if filters else await _sessions(call.at_or_here(place.node), place.node is None)
+    call = call.at_or_all(place.node)
     return await listed(
         call, "clients list", place, lambda row: {"node": call.node, **_client(row)}, count, by_cursor, **filters
     )  # fmt: skip
 
 
-def _check_node(call: Call, node: str | None) -> None:
-    if node is not None:
-        call.check_node(node)
+async def _sessions(call: Call, of_all_nodes: bool = True) -> int:
+    found = [one for _, one in await call.on_each("metrics")] if of_all_nodes else [await call("metrics")]
+    return sum(int(one["sessions.count"]) for one in found)
 
 
 def _client(row: dict[str, Any]) -> dict[str, Any]:

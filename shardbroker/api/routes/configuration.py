@@ -1,22 +1,20 @@
 """Configuration and listeners.
 
-By hand: sections as JSON, where the verbs take keys and TOML, and listeners by EMQX's `TYPE:NAME`.
+By hand: sections as JSON, where the verbs take keys and TOML, headers of `/opentelemetry` that are masked, and listeners by
+EMQX's `TYPE:NAME`.
 """
 
-import json
-import tomllib
 from typing import Any, Literal
 
 from fastapi import APIRouter
 
 from shardbroker.api.calls import Call
 from shardbroker.control import ControlError
+from shardbroker.control.toml import assignments, nested
 
 __all__ = ["router", "section_of", "set_section"]
 
 router = APIRouter(tags=["Configuration"])
-DEPTH_MAX = 8
-"""Most levels of tables in a body; the schema has three."""
 LISTENER_TYPES = ("tcp", "ssl", "ws", "wss")
 
 
@@ -27,10 +25,28 @@ async def show_section(call: Call, root: str) -> dict[str, Any]:
 
 
 @router.put("/configs/{root}")
-async def change_section(call: Call, root: str, body: dict[str, Any]) -> dict[str, Any]:
+async def change_section(call: Call, root: str, body: dict[str, Any], cluster: bool = False) -> dict[str, Any]:
     """Changes the given values permanently, all of them or none; returns what was `applied`, what `needs_restart`, the source
-    that a value is `shadowed_by`, and which `workers_behind` and other `processes_behind` have not applied it within 5 s."""
-    return await set_section(call, root, body)
+    that a value is `shadowed_by`, and which `workers_behind` and other `processes_behind` have not applied it within 5 s. With
+    `cluster=true` on all nodes of the cluster: `changed` then has the `revision`, and the state of each of the `nodes`."""
+    return await set_section(call, root, body, cluster)
+
+
+@router.get("/opentelemetry")
+async def show_opentelemetry(call: Call) -> dict[str, Any]:
+    """Whether, how and where metrics are sent by OTLP. Values of headers are masked."""
+    return await section_of(call, "opentelemetry")
+
+
+@router.put("/opentelemetry")
+async def change_opentelemetry(call: Call, body: dict[str, Any]) -> dict[str, Any]:
+    """As `PUT /configs/opentelemetry`. Headers may be in the body as they are shown; others are set in the configuration file."""
+    exporter = body.get("exporter")
+    if isinstance(exporter, dict) and "headers" in exporter:
+        shown = (await section_of(call, "opentelemetry")).get("exporter", {}).get("headers", {})
+        if exporter["headers"] == shown:
+            body = {**body, "exporter": {name: value for name, value in exporter.items() if name != "headers"}}
+    return await set_section(call, "opentelemetry", body)
 
 
 @router.get("/listeners")
@@ -90,57 +106,21 @@ async def remove_listener(call: Call, id: str) -> None:
 
 async def section_of(call: Call, root: str) -> dict[str, Any]:
     """Returns a section as nested tables. Raises ControlError."""
-    tree: dict[str, Any] = {}
-    for row in (await call("config get", key=root))["data"]:
-        _merge(tree, tomllib.loads(f"{row['key']} = {row['value']}"))
-    for part in root.split("."):
-        tree = tree.get(part, {})
-    return tree if isinstance(tree, dict) else {root.rpartition(".")[2]: tree}
+    return nested((await call("config get", key=root))["data"], root)
 
 
-def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
-    for name, value in more.items():
-        if isinstance(value, dict) and isinstance(into.get(name), dict):
-            _merge(into[name], value)
-        else:
-            into[name] = value
-
-
-async def set_section(call: Call, root: str, body: dict[str, Any]) -> dict[str, Any]:
+async def set_section(call: Call, root: str, body: dict[str, Any], cluster: bool = False) -> dict[str, Any]:
     """Sets the given values. Raises ControlError; nothing changes then."""
     if not body:
         raise ControlError("BAD_REQUEST", "body: must not be empty")
-    changed: dict[str, Any] = await call("config update", values=_assignments(body, f"{root}."))
+    where = {"cluster": True} if cluster else {}
+    changed: dict[str, Any] = await call("config update", values=assignments(body, f"{root}."), **where)
     return {**await section_of(call, root), "changed": changed}
-
-
-def _assignments(tree: dict[str, Any], prefix: str = "", depth: int = 0) -> dict[str, str]:
-    """Returns the leaves by dotted key, values as TOML. Raises ControlError."""
-    if depth > DEPTH_MAX:
-        raise ControlError("BAD_REQUEST", f"{prefix[:100]}: must have at most {DEPTH_MAX} levels")
-    found: dict[str, str] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            found |= _assignments(value, f"{prefix}{name}.", depth + 1)
-        else:
-            found[f"{prefix}{name}"] = _toml(value)
-    return found
-
-
-def _toml(value: Any) -> str:
-    """Returns a JSON value as TOML. Raises ControlError for null, which TOML does not have."""
-    if value is None:
-        raise ControlError("BAD_REQUEST", "null is not a value: omit what is not to change")
-    if isinstance(value, list):
-        return f"[{', '.join(_toml(one) for one in value)}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)} = {_toml(one)}" for name, one in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _lines(settings: dict[str, Any]) -> list[str]:
     """Returns KEY=VALUE pairs as the verbs of listeners take them. Raises ControlError."""
-    return [f"{key}={value}" for key, value in _assignments(settings).items()]
+    return [f"{key}={value}" for key, value in assignments(settings).items()]
 
 
 async def _named(call: Call, id: str) -> str:

@@ -1,8 +1,8 @@
 """The node: status, figures.
 
-By hand: EMQX's names of fields (`/cluster`, `/nodes`, `/stats`), a list of nodes around one result (`/metrics`), text (`/status`,
-`/prometheus/stats`), a state as an error (`/load_rebalance/availability_check`), and what this process knows without a verb
-(`/monitor`, `/error_codes`).
+By hand: EMQX's names of fields (`/cluster`, `/cluster/topology`, `/nodes`, `/stats`), a list of nodes around one result
+(`/metrics`), text (`/status`, `/prometheus/stats`), a state as an error (`/load_rebalance/availability_check`), and what this
+process knows without a verb (`/monitor`, `/error_codes`).
 """
 
 import os
@@ -32,6 +32,8 @@ STATS = {
     "topics.count": "routes.count",
 }
 """Gauges that EMQX calls stats -> gauge of this broker."""
+STREAMS = 1
+"""Streams of changes from a core node to a replicant: the watch of the members. In EMQX each table has some."""
 DEFAULT_NAME = "shardbroker"
 """Name of the cluster of a broker alone: the default of `cluster.name`."""
 
@@ -65,6 +67,26 @@ async def cluster(call: Call) -> dict[str, Any]:
     return {"name": found["cluster"], "nodes": [node["name"] for node in found["nodes"]], "self": found["self"]}
 
 
+@router.get("/cluster/topology")
+async def cluster_topology(call: Call) -> list[dict[str, Any]]:
+    """The core nodes that answer, each with the replicants that keep their lease there. A broker alone is a core node."""
+    try:
+        found = (await call("cluster topology"))["data"]
+    except ControlError as error:
+        if error.code != "NOT_AVAILABLE":
+            raise
+        return [{"core_node": (await call("status"))["node"], "replicant_nodes": []}]
+    users = [row for row in found if row["role"] == "replicant"]
+    return [
+        {
+            "core_node": row["node"],
+            "replicant_nodes": [{"node": one["node"], "streams": STREAMS} for one in users if row["node"] in one["cores"]],
+        }
+        for row in found
+        if row["role"] == "core"
+    ]
+
+
 @router.get("/load_rebalance/availability_check")
 async def availability_check(call: Call) -> dict[str, Any]:
     """For load balancers: 503 while this node is evacuated or rebalanced."""
@@ -76,11 +98,11 @@ async def availability_check(call: Call) -> dict[str, Any]:
 
 @router.get("/load_rebalance/global_status")
 async def global_status(call: Call) -> dict[str, Any]:
-    """The evacuation or rebalance of this node. Other nodes are not asked; `purges` is empty."""
-    found = await call("node evacuate status")
+    """Evacuations and rebalances of all nodes; `purges` is empty."""
     answer: dict[str, Any] = {"evacuations": [], "purges": [], "rebalances": []}
-    if found.pop("status") == "enabled":
-        answer[f"{found['process']}s"].append({"node": call.node, **found})
+    for node, found in await call.on_each("node evacuate status"):
+        if found.pop("status") == "enabled":
+            answer[f"{found['process']}s"].append({"node": node, **found})
     return answer
 
 
@@ -103,22 +125,21 @@ async def one_node(call: Call, node: str) -> dict[str, Any]:
 
 @router.get("/nodes/{node}/stats")
 async def node_stats(call: Call, node: str) -> dict[str, Any]:
-    """Gauges of this node."""
-    call.check_node(node)
-    return _stats(await call("metrics"))
+    """Gauges of a node."""
+    return _stats(await call.at(node)("metrics"))
 
 
 @router.get("/nodes/{node}/metrics")
 async def node_metrics(call: Call, node: str) -> dict[str, Any]:
-    """Counters of this node."""
-    call.check_node(node)
-    return await _metrics(call)
+    """Counters of a node."""
+    found: dict[str, Any] = await call.at(node)("metrics")
+    return found
 
 
 @router.get("/stats")
 async def stats(call: Call) -> list[dict[str, Any]]:
     """Gauges of each node."""
-    return [{"node": call.node, **_stats(await call("metrics"))}]
+    return [{"node": node, **_stats(found)} for node, found in await call.on_each("metrics")]
 
 
 @router.get("/metrics")
@@ -126,7 +147,7 @@ async def metrics(
     call: Call, worker: Annotated[int | None, Query(ge=0, description="Of this worker only.")] = None
 ) -> list[dict[str, Any]]:
     """Counters and gauges of each node, named as in `ctl metrics`."""
-    return [{"node": call.node, **await _metrics(call, worker)}]
+    return [{"node": node, **found} for node, found in await call.on_each("metrics", worker=worker)]
 
 
 @router.get("/monitor_current")
@@ -198,8 +219,3 @@ def _other(found: dict[str, Any]) -> dict[str, Any]:
 
 def _stats(found: dict[str, Any]) -> dict[str, Any]:
     return {name: found[ours] for name, ours in STATS.items()}
-
-
-async def _metrics(call: Call, worker: int | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = await call("metrics", worker=worker)
-    return found

@@ -96,9 +96,7 @@ async def stop_trace(call: Call, name: str) -> dict[str, Any]:
 async def read_trace(call: Call, name: str, place: Annotated[LogPlace, Query()]) -> dict[str, Any]:
     """A part of the file as text; `meta.position` is where the next part starts, `meta.hint` is `eof` at the end of an
     ended trace."""
-    if place.node is not None:
-        call.check_node(place.node)
-    part = await call("trace read", name=name, position=place.position, bytes=place.bytes)
+    part = await call.at_or_here(place.node)("trace read", name=name, position=place.position, bytes=place.bytes)
     meta = {"position": part["position"], "bytes": len(part["data"])}
     return {"items": part["data"].decode(errors="replace"), "meta": meta if part["more"] else {**meta, "hint": "eof"}}
 

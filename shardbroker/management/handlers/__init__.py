@@ -3,9 +3,11 @@
 from shardbroker.management.handlers import (
     access,
     accounts,
+    chains,
     clients,
     cluster,
     configuration,
+    data,
     delayed,
     evacuation,
     exhooks,
@@ -17,6 +19,7 @@ from shardbroker.management.handlers import (
     persistence,
     plugins,
     rules,
+    session_messages,
     sinks,
     snapshots,
     streams,
@@ -26,7 +29,7 @@ from shardbroker.management.handlers import (
 )
 
 __all__ = [
-    "access", "accounts", "clients", "cluster", "configuration", "delayed", "evacuation", "exhooks", "gateways", "journals",
-    "listeners", "messages", "node", "persistence", "plugins", "rules", "sinks", "snapshots", "streams", "subscriptions", "upgrade",
-    "watching",
+    "access", "accounts", "chains", "clients", "cluster", "configuration", "data", "delayed", "evacuation", "exhooks", "gateways",
+    "journals", "listeners", "messages", "node", "persistence", "plugins", "rules", "session_messages", "sinks", "snapshots",
+    "streams", "subscriptions", "upgrade", "watching",
 ]  # fmt: skip

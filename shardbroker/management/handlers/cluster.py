@@ -1,10 +1,13 @@
 """The cluster as this node sees it."""
 
+import asyncio
 from typing import Any
 
 from shardbroker.control import ControlError
-from shardbroker.control.cluster_verbs import OneNode, Recovery
+from shardbroker.control.cluster_verbs import JoinedMember, OneMember, OneNode, Recovery, WhichNodes
 from shardbroker.control.verbs import Params
+from shardbroker.management import joining
+from shardbroker.management.cluster_map import own_row, rows
 from shardbroker.management.cluster_view import LinkReports, core_state, core_view, peers_of
 from shardbroker.management.context import Context, handles
 
@@ -55,6 +58,36 @@ async def status(context: Context, params: Params) -> dict[str, Any]:
     return found
 
 
+@handles("cluster topology")
+async def topology(context: Context, params: WhichNodes) -> dict[str, Any]:
+    """Raises ControlError without a cluster."""
+    view, nodes = context.view, context.nodes
+    if view is None or nodes is None:
+        raise ControlError("NOT_AVAILABLE", OFF)
+    own = own_row(context.topology, view)
+    if params.own:
+        return {"data": [own]}
+    peers = peers_of(view.read(), context.topology)
+    running = [peer for peer in peers if peer.is_up]
+    calls = (nodes.call(peer.name, "cluster topology", {"own": True}, "") for peer in running)
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    answers, reasons = {context.topology.node_name: own}, {peer.name: f"its link is {peer.link}" for peer in peers}
+    for peer, answer in zip(running, found, strict=True):
+        if isinstance(answer, ControlError):
+            reasons[peer.name] = str(answer)
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            answers[peer.name] = _own_of(answer)
+    return {"data": rows(peers, answers, reasons)}
+
+
+def _own_of(answer: Any) -> Any:
+    """Returns the row of a node in its answer, which may be anything."""
+    found = answer.get("data") if isinstance(answer, dict) else None
+    return found[0] if isinstance(found, list) and found else {}
+
+
 @handles("cluster force-leave")
 async def force_leave(context: Context, params: OneNode) -> None:
     """Raises ControlError."""
@@ -75,15 +108,15 @@ async def core_status(context: Context, params: Params) -> dict[str, Any]:
 
 
 @handles("cluster core add")
-async def core_add(context: Context, params: OneNode) -> dict[str, Any]:
+async def core_add(context: Context, params: OneMember) -> dict[str, Any]:
     """Raises ControlError."""
-    return await _change_core(context, "core add", params.node)
+    return await _change_core(context, "core add", params.node, params.address)
 
 
 @handles("cluster core remove")
-async def core_remove(context: Context, params: OneNode) -> dict[str, Any]:
+async def core_remove(context: Context, params: OneMember) -> dict[str, Any]:
     """Raises ControlError."""
-    return await _change_core(context, "core remove", params.node)
+    return await _change_core(context, "core remove", params.node, params.address)
 
 
 @handles("cluster core recover")
@@ -94,16 +127,25 @@ async def core_recover(context: Context, params: Recovery) -> dict[str, Any]:
     return await _change_core(context, "core recover")
 
 
-@handles("cluster leave")
-async def leave(context: Context, params: Params) -> None:
+@handles("cluster join")
+async def join(context: Context, params: JoinedMember) -> dict[str, Any]:
     """Raises ControlError."""
-    _check_core(context)
-    await context.core.ask("core leave")
+    return await joining.join(context, params.address, params.restart)
 
 
-async def _change_core(context: Context, verb: str, node: str = "") -> dict[str, Any]:
+@handles("cluster leave")
+async def leave(context: Context, params: Params) -> dict[str, Any] | None:
+    """Raises ControlError."""
+    if not joining.is_joined(context.topology.data_dir):
+        _check_core(context)
+    if context.topology.settings.cluster.has_core:
+        await context.core.ask("core leave")
+    return await joining.leave(context)
+
+
+async def _change_core(context: Context, verb: str, node: str = "", address: str = "") -> dict[str, Any]:
     _check_core(context)
-    found: dict[str, Any] = await context.core.ask(verb, node)
+    found: dict[str, Any] = await context.core.ask(verb, node, address=address)
     return found
 
 

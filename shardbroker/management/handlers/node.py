@@ -12,9 +12,10 @@ import psutil
 from shardbroker import __version__
 from shardbroker.control import ControlError
 from shardbroker.control.losses import losses, lost
-from shardbroker.control.verbs import LogLevel, Metrics, OneWorker, Params
+from shardbroker.control.verbs import LogLevel, Metrics, OneWorker, Params, SetWorkers
 from shardbroker.management.context import Context, handles
 from shardbroker.management.handlers.listeners import call_supervisor
+from shardbroker.management.handlers.upgrade import obstacle_of
 from shardbroker.management.prometheus import render
 from shm.counters import HISTOGRAMS, ProcessState
 from shm.roles import Place
@@ -157,6 +158,31 @@ async def replace_worker(context: Context, params: OneWorker) -> dict[str, Any]:
     if pid != begun["successor"]:
         raise ControlError("NOT_AVAILABLE", f"worker {params.worker} was not replaced; the log has the reason")
     return {"worker": params.worker, "pid": pid, "starts": starts}
+
+
+@handles("workers set")
+async def set_workers(context: Context, params: SetWorkers) -> dict[str, Any]:
+    """Begins the change, which replaces this process, too: it is under way when this returns."""
+    for worker in range(context.topology.workers):
+        if reason := await obstacle_of(context, worker):
+            raise ControlError("TRY_AGAIN", f"worker {worker}: {reason}")
+    request = {"verb": "workers set", "workers": params.workers, "weights": params.weights}
+    begun = await call_supervisor(context, request)
+    if begun["problem"]:
+        raise ControlError("BAD_REQUEST" if begun["is_wrong"] else "TRY_AGAIN", begun["problem"])
+    return _of_setting(begun["state"])
+
+
+@handles("workers setting")
+async def workers_setting(context: Context, params: Params) -> dict[str, Any]:
+    return _of_setting((await call_supervisor(context, {"verb": "workers setting"}))["state"])
+
+
+def _of_setting(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns the state with a statement about how long it lasts."""
+    if state["phase"] == "none":
+        return state
+    return {**state, "lasts": f"until the broker ends; a start of the service reads process.workers, now {state['configured']}"}
 
 
 @handles("journal status")

@@ -10,7 +10,11 @@ from shardbroker.management.context import Context, handles
 from shardbroker.management.handlers.listeners import call_supervisor
 from shm.requests import DRAINED, MOVED, REFUSED
 
-SUPERVISOR = {"part": "supervisor", "way": "replaced", "reason": "pid, listening sockets and shared memory stay"}
+__all__ = ["obstacle_of"]
+
+SUPERVISOR = {
+    "part": "supervisor", "way": "replaced", "reason": "pid, listening sockets and shared memory stay", "disconnects": False,
+}  # fmt: skip
 POLL_S = 0.1
 """Between two looks at the installed program, which answers after about a second."""
 
@@ -26,12 +30,12 @@ async def check(context: Context, params: Params) -> dict[str, Any]:
         raise ControlError("TRY_AGAIN", "another upgrade has begun")
     if found["way"] == MOVED:
         for part in found["parts"]:
-            if part["way"] == MOVED and (reason := await _obstacle(context, part["slot"])):
+            if part["way"] == MOVED and part["part"].startswith("worker-") and (reason := await obstacle_of(context, part["slot"])):
                 part |= {"way": DRAINED, "reason": reason}
     else:
         for part in found["parts"]:
-            part |= {"way": found["way"], "reason": ""}
-    disconnects = found["way"] == DRAINED or any(part["way"] == DRAINED for part in found["parts"])
+            part |= {"way": found["way"], "reason": "", "disconnects": False}
+    disconnects = found["way"] == DRAINED or any(_disconnects(part) for part in found["parts"])
     shown: dict[str, Any] = {name: found[name] for name in ("before", "version", "way", "reason")}
     shown["parts"] = [SUPERVISOR | ({} if found["way"] == MOVED else {"way": found["way"], "reason": ""}), *found["parts"]]
     return shown | {"disconnects": disconnects and found["way"] != REFUSED}
@@ -44,10 +48,14 @@ async def begin(context: Context, params: Begin) -> dict[str, Any]:
     if found["way"] == REFUSED:
         raise ControlError("NOT_AVAILABLE", found["reason"])
     if found["disconnects"] and not params.drain:
-        named = next((f"{part['part']}: {part['reason']}" for part in found["parts"] if part["way"] == DRAINED), "")
+        named = next((f"{part['part']}: {part['reason']}" for part in found["parts"] if _disconnects(part)), "")
         raise ControlError("NOT_AVAILABLE", f"clients would be disconnected: {found['reason'] or named}")
     await _ask(context, {"verb": "upgrade begin", "parts": [part for part in found["parts"] if "slot" in part]})
     return found
+
+
+def _disconnects(part: dict[str, Any]) -> bool:
+    return bool(part["way"] == DRAINED or part["disconnects"])
 
 
 @handles("upgrade-state")
@@ -64,7 +72,7 @@ async def _ask(context: Context, request: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-async def _obstacle(context: Context, worker: int) -> str:
+async def obstacle_of(context: Context, worker: int) -> str:
     """Returns why the clients of a worker cannot move, or an empty text. A worker that does not answer is not drained for that: it
     refuses itself when it is to be replaced."""
     try:
