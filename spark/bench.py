@@ -2,10 +2,10 @@
 
     .venv/bin/python spark/bench.py [--records 10000000] [--dir DIR]
 
-Each case is a Spark of its own with one task at a time, `local[1]`, and runs twice: first with a thousand records, for which the
-JVM starts, loads and plans (shown as `start`), then with all of them. The output has records per second of wall time, and per CPU
-second of all processes (JVM with its compiler and collector, driver, Python workers). The latter is `per core`: it includes work on
-other cores. It is meaningful on a busy machine, too, although processes that share its cores slow each other down.
+Each case with Spark has one of its own with one task at a time, `local[1]`. Each runs twice: first with a thousand records, for
+which the JVM starts, loads and plans (shown as `start`), then with all of them. The output has records per second of wall time, and
+per CPU second of all processes (JVM with its compiler and collector, driver, Python workers). The latter is `per core`: it includes
+work on other cores. It is meaningful on a busy machine, too, although processes that share its cores slow each other down.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from pyspark_shardbroker.options import Wanted
 from pyspark_shardbroker.reading import read_piece
 from pyspark_shardbroker.segments import Segment
 from pyspark_shardbroker.session import make_session
+from pyspark_shardbroker.without_spark import run_without_spark
 from shardbroker.journal import open_journal
 from shardbroker.journal.schema import Kind, encode
 
@@ -86,6 +87,11 @@ def journal_to_parquet(work: Path) -> None:
     run(_session(), Export(str(work / "data"), str(work / "out")))
 
 
+def journal_to_parquet_without_spark(work: Path) -> None:
+    export = Export(str(work / "data"), str(work / "out"))
+    run_without_spark(export.to, export.options() | {"path": export.source}, export.partition_by, export.record())
+
+
 def journal_to_parquet_through_the_jvm(work: Path) -> None:
     _session().read.format("shardbroker").load(str(work / "data")).write.parquet(str(work / "out"))
 
@@ -129,7 +135,8 @@ def _schema(work: Path) -> StructType:
 
 CASES: dict[str, Callable[[Path], None]] = {
     "journal -> Arrow, no Spark": decode,
-    "journal -> Parquet (export)": journal_to_parquet,
+    "journal -> Parquet (export)": journal_to_parquet_without_spark,
+    "journal -> Parquet (export, by Spark)": journal_to_parquet,
     "journal -> Parquet (through the JVM)": journal_to_parquet_through_the_jvm,
     "JSON lines -> Parquet": json_to_parquet,
     "journal -> DataFrame": journal_to_dataframe,

@@ -1,4 +1,4 @@
-"""`shardbroker export`: journals to Parquet or Delta, by Spark and the package `pyspark_shardbroker`, as on clusters."""
+"""`shardbroker export`: journals to Parquet or Delta, by the package `pyspark_shardbroker`, as on clusters."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ __all__ = ["main"]
 
 
 def main(argv: list[str], add_sources: Callable[[argparse.ArgumentParser], None]) -> int:
-    """Runs the export; `add_sources` adds the options that lead to the data directory. Only this command loads Spark."""
+    """Runs the export; `add_sources` adds the options that lead to the data directory. Only this command loads the package."""
     try:
         from pyspark_shardbroker import export
     except ImportError as error:

@@ -4,10 +4,11 @@ ShardbrokerSourceError
 ├── OptionError     an unknown option of read or readStream, or a value that is not allowed
 ├── TooNewError     written by a later version of the broker
 ├── RemovedError    records that a stream has yet to read are no longer there
-└── DamageError     damage in mode failFast
+├── DamageError     damage in mode failFast
+└── BusyError       a target that another export writes to
 """
 
-__all__ = ["DamageError", "OptionError", "RemovedError", "ShardbrokerSourceError", "TooNewError"]
+__all__ = ["BusyError", "DamageError", "OptionError", "RemovedError", "ShardbrokerSourceError", "TooNewError"]
 
 
 class ShardbrokerSourceError(Exception):
@@ -28,3 +29,7 @@ class RemovedError(ShardbrokerSourceError):
 
 class DamageError(ShardbrokerSourceError):
     """Names the file, the offset and the fault."""
+
+
+class BusyError(ShardbrokerSourceError):
+    """Names the target."""

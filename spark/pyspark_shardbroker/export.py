@@ -2,7 +2,10 @@
 
     journals -> stream, availableNow -> batch N, fixed by the checkpoint -> _staging -> _batches/N: names -> files in place
 
-A batch is a range of positions that Spark's checkpoint records before the batch is read. Its files are written to a staging
+A target that is a path of this machine needs no Spark (`without_spark.py`). Spark runs for other targets, for Delta and a schema of
+payloads, to compact, and where its master or a setting is given. Checkpoint and files have the same form in both cases.
+
+A batch is a range of positions that the checkpoint records before the batch is read. Its files are written to a staging
 directory; then their final names are recorded; then they are moved. A run killed before that record repeats the batch. A run killed
 after it first deletes the files already moved, by their names, and then repeats the batch. So each record is in exactly one file,
 whenever a run is killed, and a reader sees only whole files.
@@ -19,6 +22,7 @@ import secrets
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,12 +33,26 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import _parse_datatype_string
 
+from pyspark_shardbroker.batches import (
+    BATCHES,
+    CHECKPOINT,
+    COMPACTION,
+    RECORD,
+    STAGING,
+    check_record,
+    final_names,
+    finish_compaction,
+    put_in_place,
+    say,
+)
 from pyspark_shardbroker.columns import JOURNAL, JOURNAL_VERSION
 from pyspark_shardbroker.errors import OptionError, ShardbrokerSourceError
 from pyspark_shardbroker.files import Files
+from pyspark_shardbroker.local_files import locked
 from pyspark_shardbroker.options import Options
 from pyspark_shardbroker.parquet import PARTITIONS
 from pyspark_shardbroker.session import make_session
+from pyspark_shardbroker.without_spark import run_without_spark
 
 __all__ = ["Export", "add_arguments", "compact", "main", "run"]
 
@@ -51,7 +69,6 @@ BATCH_BYTES = 2 << 30
 FILE_BYTES = 128 << 20
 """Size of files after compaction; smaller ones are merged."""
 PROGRESS_S = 0.5
-_CHECKPOINT, _BATCHES, _STAGING, _RECORD, _COMPACTION = "_checkpoint", "_batches", "_staging", "_export.json", "_compaction.json"
 
 
 @dataclass(frozen=True)
@@ -72,10 +89,15 @@ class Export:
     batch_bytes: int = BATCH_BYTES
 
     @property
+    def to_path(self) -> bool:
+        """Returns whether the target is a directory of this machine."""
+        scheme, separator, _ = self.to.partition(":/")
+        return not separator or scheme == "file"
+
+    @property
     def direct(self) -> bool:
         """Returns whether the tasks write the files themselves."""
-        scheme, separator, _ = self.to.partition(":/")
-        return self.format == "parquet" and self.payload in _PAYLOADS and (not separator or scheme == "file")
+        return self.format == "parquet" and self.payload in _PAYLOADS and self.to_path
 
     def options(self) -> dict[str, str]:
         """Returns the options of the data source."""
@@ -135,8 +157,8 @@ def run(spark: SparkSession, export: Export) -> int:
     export.check()
     export.check_schema()
     files = Files(spark, export.to)
-    _check_record(files, export)
-    _finish_compaction(files)
+    check_record(files, export.to, export.record())
+    finish_compaction(files)
     batches: dict[int, int] = {}
 
     def write(frame: DataFrame, number: int) -> None:
@@ -149,11 +171,11 @@ def run(spark: SparkSession, export: Export) -> int:
 
     options = export.options()
     if export.direct:
-        options |= {"writeTo": files.local(_STAGING), "partitionBy": ",".join(export.partition_by)}
+        options |= {"writeTo": files.local(STAGING), "partitionBy": ",".join(export.partition_by)}
     stream = spark.readStream.format("shardbroker").options(**options).load(export.source)
     query = (
         stream.writeStream.foreachBatch(write)
-        .option("checkpointLocation", files.path(_CHECKPOINT))
+        .option("checkpointLocation", files.path(CHECKPOINT))
         .trigger(availableNow=True)
         .queryName("shardbroker-export")
         .start()
@@ -169,64 +191,26 @@ def run(spark: SparkSession, export: Export) -> int:
     return sum(batches.values())
 
 
-def _check_record(files: Files, export: Export) -> None:
-    """Checks the options against those of the target's first run. Raises OptionError."""
-    text = files.read(_RECORD)
-    if text is None:
-        if any(True for _ in files.list()):
-            raise OptionError(f"--to {export.to}: there are files in it that no export has written; choose an empty directory")
-        files.write(_RECORD, json.dumps(export.record(), indent=1) + "\n")
-        return
-    before = json.loads(text)
-    for name, value in export.record().items():
-        if before.get(name) != value:
-            raise OptionError(
-                f"--to {export.to}: it was begun with {name} {before.get(name)!r}, not {value!r}; run with the same "
-                "options, or choose another directory"
-            )
-
-
 def _write_direct(frame: DataFrame, files: Files, number: int) -> int:
     """Lets the tasks write the files, whose names their rows contain; returns the number of records."""
-    files.delete(_STAGING)
+    files.delete(STAGING)
     rows = frame.collect()
-    names = sorted(f"{_STAGING}/{row.file}" for row in rows)
-    _put_in_place(files, number, _finals(names, _STAGING, f"part-{number:08d}"))
+    names = sorted(f"{STAGING}/{row.file}" for row in rows)
+    put_in_place(files, number, final_names(names, STAGING, f"part-{number:08d}"))
     return sum(row.rows for row in rows)
 
 
 def _write_parquet(frame: DataFrame, files: Files, export: Export, number: int) -> None:
-    files.delete(_STAGING)
-    staging = f"{_STAGING}/{secrets.token_hex(8)}"  # the JVM of a run that was killed may still be writing
+    files.delete(STAGING)
+    staging = f"{STAGING}/{secrets.token_hex(8)}"  # the JVM of a run that was killed may still be writing
     writer = frame.write.mode("overwrite").format("parquet")
     (writer.partitionBy(*export.partition_by) if export.partition_by else writer).save(files.path(staging))
-    _put_in_place(files, number, _targets(files, staging, f"part-{number:08d}"))
-
-
-def _put_in_place(files: Files, number: int, moves: dict[str, str]) -> None:
-    """Deletes the files moved by an earlier run of this batch, records the new moves, and moves the files."""
-    intent = f"{_BATCHES}/{number}"
-    before = files.read(intent)
-    for target in json.loads(before) if before else ():
-        files.delete(target)
-    files.write(intent, json.dumps(list(moves.values())))
-    for source, target in moves.items():
-        files.move(source, target)
-    files.delete(_STAGING)
-    files.delete(f"{_BATCHES}/{number - 1}")  # its commit is in the checkpoint, or this batch would not run
+    put_in_place(files, number, _targets(files, staging, f"part-{number:08d}"))
 
 
 def _targets(files: Files, staging: str, prefix: str) -> dict[str, str]:
     """Returns each file of a staging directory with its final name."""
-    return _finals(sorted(name for name, _ in files.list(staging)), staging, prefix)
-
-
-def _finals(names: Sequence[str], staging: str, prefix: str) -> dict[str, str]:
-    moves = {}
-    for place, name in enumerate(names):
-        directory = name.removeprefix(f"{staging}/").rpartition("/")[0]
-        moves[name] = f"{directory}/{prefix}-{place:05d}.parquet".lstrip("/")
-    return moves
+    return final_names(sorted(name for name, _ in files.list(staging)), staging, prefix)
 
 
 def _write_delta(frame: DataFrame, files: Files, export: Export, number: int) -> None:
@@ -249,11 +233,7 @@ def _show(query: StreamingQuery, direct: bool, batches: dict[int, int], shown: s
     for number in sorted(batches.keys() - shown):
         shown.add(number)
         total = sum(batches[one] for one in shown)
-        _say(f"batch {number}: {total:,} records, {total / (time.monotonic() - started):,.0f} a second")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+        say(f"batch {number}: {total:,} records, {total / (time.monotonic() - started):,.0f} a second")
 
 
 # --- compaction -----------------------------------------------------------------------------------------------------------------
@@ -266,12 +246,12 @@ def compact(spark: SparkSession, to: str, file_bytes: int = FILE_BYTES) -> tuple
     after that, the next run finishes the compaction. A concurrent reader may briefly see records twice.
     """
     files = Files(spark, to)
-    text = files.read(_RECORD)
+    text = files.read(RECORD)
     if text is None:
         raise OptionError(f"{to}: no export found")
     if json.loads(text)["format"] != "parquet":
         raise OptionError(f"{to}: tables of Delta are compacted by Delta: OPTIMIZE delta.`{to}`")
-    _finish_compaction(files)
+    finish_compaction(files)
     directories: dict[str, list[tuple[str, int]]] = {}
     unfinished = _unfinished(files)
     for name, size in files.list():
@@ -281,7 +261,7 @@ def compact(spark: SparkSession, to: str, file_bytes: int = FILE_BYTES) -> tuple
     moves: dict[str, str] = {}
     stamp = time.time_ns() // 1_000_000
     for number, (directory, small) in enumerate(sorted(groups.items())):
-        staging = f"{_STAGING}/compaction-{number}"
+        staging = f"{STAGING}/compaction-{number}"
         files.delete(staging)
         frame = spark.read.parquet(*(files.path(name) for name, _ in sorted(small)))
         count = max(1, round(sum(size for _, size in small) / file_bytes))
@@ -290,32 +270,18 @@ def compact(spark: SparkSession, to: str, file_bytes: int = FILE_BYTES) -> tuple
             moves[source] = f"{directory}/{target}".lstrip("/")
     old = [name for small in groups.values() for name, _ in small]
     if moves:
-        files.write(_COMPACTION, json.dumps({"moves": moves, "old": old}))
-        _finish_compaction(files)
+        files.write(COMPACTION, json.dumps({"moves": moves, "old": old}))
+        finish_compaction(files)
     return len(old), len(moves)
 
 
 def _unfinished(files: Files) -> set[str]:
     """Returns the files of a batch whose run was killed before its end: the next run deletes them by their names."""
     found: set[str] = set()
-    for intent, _ in files.list(_BATCHES):
-        if not files.exists(f"{_CHECKPOINT}/commits/{intent.rpartition('/')[2]}"):
+    for intent, _ in files.list(BATCHES):
+        if not files.exists(f"{CHECKPOINT}/commits/{intent.rpartition('/')[2]}"):
             found.update(json.loads(files.read(intent) or "[]"))
     return found
-
-
-def _finish_compaction(files: Files) -> None:
-    text = files.read(_COMPACTION)
-    if text is None:
-        return
-    plan = json.loads(text)
-    for source, target in plan["moves"].items():
-        if files.exists(source):
-            files.move(source, target)
-    for name in plan["old"]:
-        files.delete(name)
-    files.delete(_COMPACTION)
-    files.delete(_STAGING)
 
 
 # --- command line ---------------------------------------------------------------------------------------------------------------
@@ -342,12 +308,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode", choices=("failFast", "permissive"), default="failFast", help="permissive: skip damaged parts"
     )
-    parser.add_argument("--master", default=None, metavar="local[*]|spark://...", help="Spark master; default: local[*]")
+    parser.add_argument("--master", default=None, metavar="local[*]|spark://...", help="let Spark run the export, at this master")
     parser.add_argument("--batch-bytes", type=int, default=BATCH_BYTES, metavar="N", help="bytes of journals read in one batch")
     parser.add_argument(
-        "--conf", action="append", default=[], metavar="KEY=VALUE", help="any setting of Spark; may be given several times"
+        "--conf", action="append", default=[], metavar="KEY=VALUE", help="let Spark run it, with this setting; may be repeated"
     )
-    parser.add_argument("--compact", action="store_true", help="merge small files afterwards")
+    parser.add_argument("--compact", action="store_true", help="merge small files afterwards, by Spark")
 
 
 def main(source: Path | str, arguments: argparse.Namespace) -> int:
@@ -364,12 +330,18 @@ def main(source: Path | str, arguments: argparse.Namespace) -> int:
     try:
         export.check()
         settings = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR", **_settings(arguments.conf)}
-        spark = make_session("shardbroker export", arguments.master or "local[*]", settings)
-        count = run(spark, export)
-        print(f"{count:,} records exported to {export.to}")
-        if arguments.compact:
-            before, after = compact(spark, export.to)
-            print(f"{before} small files are {after} now")
+        with locked(export.to) if export.to_path else nullcontext():
+            if export.direct and not (arguments.master or arguments.conf or arguments.compact):
+                options = export.options() | {"path": export.source}
+                count = run_without_spark(export.to, options, export.partition_by, export.record())
+                print(f"{count:,} records exported to {export.to}")
+                return 0
+            spark = make_session("shardbroker export", arguments.master or "local[*]", settings)
+            count = run(spark, export)
+            print(f"{count:,} records exported to {export.to}")
+            if arguments.compact:
+                before, after = compact(spark, export.to)
+                print(f"{before} small files are {after} now")
     except OptionError as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,6 +1,7 @@
 """The work of a task: a piece of a segment to Arrow batches."""
 
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,8 +19,18 @@ from pyspark_shardbroker.segments import BLOCK_BYTES, SEGMENT_BYTES, Damage, Seg
 __all__ = ["read_piece", "scan_piece", "warn"]
 
 NAMES_KEPT = 16
-"""Segments whose client ids a Python worker caches: a stream reads the same segment with every batch."""
-_names_kept: "OrderedDict[tuple[str, int | None], tuple[int, dict[int, bytes]]]" = OrderedDict()
+"""Segments whose client ids a thread of a Python worker caches: a stream reads the same segment with every batch."""
+
+
+class _Kept(threading.local):
+    """Of each thread: an export without Spark has one for each piece."""
+
+    def __init__(self) -> None:
+        self.names: OrderedDict[tuple[str, int | None], tuple[int, dict[int, bytes]]] = OrderedDict()
+        """Path and incarnation of a segment -> offset up to which it was read, session -> client id."""
+
+
+_kept = _Kept()
 
 
 def warn(damage: Damage) -> None:
@@ -110,7 +121,8 @@ def _complete(names: dict[int, bytes], records: Records, segment: Segment, piece
 def _names_before(segment: Segment, piece: Piece) -> dict[int, bytes]:
     key = piece.info.path, segment.incarnation
     until = int(piece.start) if piece.start > SEGMENT_BYTES else segment.size
-    start, names = _names_kept.pop(key, (SEGMENT_BYTES, {}))
+    kept = _kept.names
+    start, names = kept.pop(key, (SEGMENT_BYTES, {}))
     if start < until:
         for item in scan(segment, start, until):
             if isinstance(item, Window):
@@ -118,7 +130,7 @@ def _names_before(segment: Segment, piece: Piece) -> dict[int, bytes]:
                     if isinstance(part, Records):
                         names.update(part.sessions())
         start = until
-    _names_kept[key] = start, names
-    while len(_names_kept) > NAMES_KEPT:
-        _names_kept.popitem(last=False)
+    kept[key] = start, names
+    while len(kept) > NAMES_KEPT:
+        kept.popitem(last=False)
     return names

@@ -12,7 +12,7 @@ import pytest
 
 from pyspark_shardbroker import decode, parquet, segments
 from pyspark_shardbroker.columns import JOURNAL
-from pyspark_shardbroker.errors import DamageError, OptionError, ShardbrokerSourceError, TooNewError
+from pyspark_shardbroker.errors import DamageError, OptionError, RemovedError, ShardbrokerSourceError, TooNewError
 from pyspark_shardbroker.journals import FOREVER, Journal, find_journals, pieces
 from pyspark_shardbroker.options import Options, Wanted, parse_time, topic_pattern
 from pyspark_shardbroker.parquet import Layout, write_files
@@ -23,6 +23,7 @@ from pyspark_shardbroker.segments import WINDOW_BYTES, Damage, Segment
 from shardbroker.journal import Block, open_journal, read
 from shardbroker.journal.encode import measure
 from shardbroker.journal.layout import segment_paths
+from shardbroker.journal.retired import apply_retention_to_retired
 from shardbroker.journal.schema import FIELDS as BROKER_FIELDS
 from shardbroker.journal.schema import Kind, Record, encode
 from tests.spark.samples import PASS_US, START_US, expected, write_journal
@@ -339,6 +340,24 @@ def test_a_journal_goes_on_where_a_retired_one_of_its_number_ended(tmp_path: Pat
         for row in batch.to_pylist()
     ]
     assert sequences == [record.sequence for record in [*retired, *expected(journal)]]
+
+
+def test_the_end_of_a_retired_journal_outlives_its_records(tmp_path: Path) -> None:
+    """A stream that has read all goes on, also in what a later worker of the number writes; another one misses nothing silently."""
+    journal = tmp_path / "journal" / "2"
+    write_journal(journal, passes=3)
+    positions = Positions(str(tmp_path))
+    begin, before = positions.earliest(), positions.latest()
+    journal.rename(journal.with_name("2.retired-1790000000"))
+    apply_retention_to_retired(journal, 1 << 63, 1 << 60, max_age_us=0)
+    assert positions.latest() == positions.earliest() == before
+    write_journal(journal, passes=3)
+    apply_retention_to_retired(journal, 1 << 63, 1 << 60)
+    after = positions.latest()
+    (one,) = positions.ranges(before, after, fail_fast=True)
+    assert one[1:] == (before["2"], after["2"])
+    with pytest.raises(RemovedError, match=f"records {begin['2']} to {before['2'] - 1} are gone"):
+        list(positions.ranges(begin, after, fail_fast=True))
 
 
 def test_times_are_moments_of_utc_or_ages() -> None:
