@@ -2,9 +2,11 @@
 
 import argparse
 import dataclasses
+import itertools
 import json
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from perf.compare import DEFAULTS, STANDARD, compare, plan_of
 from perf.engine import LoadError
 from perf.figures import Figure, as_json, shown
 from perf.launch import LaunchError, on_core
-from perf.live import Live
+from perf.live import Live, redraws, time_of_day
 from perf.measure import Result, run_plan, sound
 from perf.options import LOADS, Parser, add_load, add_scenario, choice, number, plan_from
 from perf.page import PageError, write_page
@@ -189,7 +191,7 @@ def _run_plan(arguments: argparse.Namespace) -> int:
     names = [field.name for field in dataclasses.fields(Plan)]
     plan = plan_from(arguments, DEFAULTS[arguments.scenario], names)
     _check_out(arguments.out)
-    with _core(arguments.core, "--core"), Live(plan.clients) as live:
+    with _core(arguments.core, "--core"), Live(plan) as live:
         result = run_plan(plan, arguments.host, arguments.port, arguments.broker_pid, None if arguments.quiet else live)
     _keep(arguments.out, result)
     print(json_line(result) if arguments.json else table(result))
@@ -212,15 +214,19 @@ def _run_compare(arguments: argparse.Namespace) -> int:
         with _core(cores[-1], option):
             pass
 
+    runs, begun, began = arguments.rounds * len(plans) * 2, itertools.count(), time.monotonic()
+
     def started(name: str, plan: Plan, number: int) -> Live | None:
-        prefix = f"round {number + 1} of {arguments.rounds}, {name}, {plan.scenario}: "
+        done = next(begun)
+        heading = [f"round {number + 1} of {arguments.rounds}", f"run {done + 1} of {runs}", name, plan.scenario]
+        if done:
+            heading.append(f"all end about {time_of_day((time.monotonic() - began) / done * (runs - done))}")
         if arguments.quiet:
             return None
-        live = Live(plan.clients, prefix)
-        if not sys.stderr.isatty():
-            print(prefix.rstrip(" :"), file=sys.stderr, flush=True)
-            return None
-        return live
+        if redraws(sys.stderr):
+            return Live(plan, heading)
+        print(", ".join(heading), file=sys.stderr, flush=True)
+        return None
 
     results: list[tuple[str, Result]] = []
     brokers = (("broker", arguments.broker), ("against", arguments.against))

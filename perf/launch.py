@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,8 +18,10 @@ import psutil
 
 from shardbroker.control import Control, ControlError
 
-__all__ = ["LaunchError", "Running", "controlled", "launched", "on_core"]
+__all__ = ["OWN_PERF", "LaunchError", "Running", "controlled", "launched", "on_core"]
 
+OWN_PERF = (str(Path(sys.executable).with_name("shardbroker")), "perf")
+"""The command of a process of its own for a load."""
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 OUTPUT_SHOWN = 2000

@@ -9,12 +9,11 @@ import time
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from perf.measure import FAULTS, Result, sound
 from perf.plan import ARRIVALS, HELD
-from perf.report import COMPARED, COMPARED_HELD, figure, title
+from perf.report import COMPARED, COMPARED_HELD, SUMMARY, middle, summarized, title
 from perf.svg import COLOURS, Line, bars, lines, short
 from perf.svg import STYLE as PLOT_STYLE
 
@@ -22,7 +21,12 @@ __all__ = ["PageError", "write_page"]
 
 Columns = dict[str, list[Result]]
 
-MORE = (("p99.9 ms", "p999_ms"), ("max ms", "max_ms"), ("connecting p99 ms", "opening_ms"), ("load's CPU s per million", "own"))
+MORE = (
+    ("p99.9 ms", "p999_ms"),
+    ("max ms", "max_ms"),
+    ("connecting p99 ms", "opening_p99_ms"),
+    ("load's CPU s per million", "own_cpu_s_per_million"),
+)
 CHARTS = (("Broker CPU per million", "broker_cpu_s_per_million", "s"), ("PSS per connection", "pss_kb_per_connection", "KB"))
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2733; --soft: #5d6b7a; --rule: #dde3e9; --paper: #fff; --bad: #b3261e; }
@@ -38,7 +42,8 @@ th, td { padding: .2rem .9rem .2rem 0; text-align: right; border-bottom: 1px sol
 th:first-child, td:first-child { text-align: left; } thead th { color: var(--soft); font-weight: 600; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: .5rem 1.5rem; }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em; }
-.key { background: var(--c); }
+.key { background: var(--c); } .summary td:nth-child(2) { text-align: left; }
+.summary td:first-child { white-space: normal; min-width: 9em; } a { color: inherit; }
 """
 
 
@@ -92,11 +97,38 @@ def _page(runs: list[tuple[Path, Result]], heading: str, several_files: bool) ->
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>{escape(heading)}</title><style>{STYLE}{PLOT_STYLE}</style><h1>{escape(heading)}</h1>",
         f"<p>{len(runs)} {'run' if len(runs) == 1 else 'runs'}, the first at {first}</p><p>{keys}</p>",
+        _summary(sections, colours),
         _overview(sections, colours),
         *(_section(name, columns, colours) for name, columns in sections.items()),
         "</html>\n",
     ]
     return "".join(parts)
+
+
+def _summary(sections: dict[str, Columns], colours: dict[str, int]) -> str:
+    """Returns the table of all runs: a row for each scenario and label."""
+    head = "".join(f"<th>{escape(name)}</th>" for name, _, _ in SUMMARY)
+    rows = []
+    for section, columns in sections.items():
+        for number, (label, results) in enumerate(columns.items()):
+            name = f'<a href="#{_anchor(section)}">{escape(section)}</a>' if not number else ""
+            key = f'<span class="key c{colours[label]}"></span>{escape(label)}'
+            cells = zip(SUMMARY, summarized(results), strict=True)
+            figures = "".join(f"<td{_mark(figure, text)}>{text}</td>" for (_, figure, _), text in cells)
+            rows.append(f"<tr><td>{name}</td><td>{key}</td>{figures}</tr>")
+    note = "Messages a second to the broker (in) and from it (out), latency, CPU seconds of the broker per million, and faults."
+    return (
+        f'<div class="wide"><table class="summary"><thead><tr><th>scenario</th><th></th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div><p>{note}</p>"
+    )
+
+
+def _mark(figure: str, text: str) -> str:
+    return ' class="bad"' if figure in FAULTS and text not in ("0", "-") else ""
+
+
+def _anchor(section: str) -> str:
+    return "".join(sign if sign.isalnum() else "-" for sign in section)
 
 
 def _overview(sections: dict[str, Columns], colours: dict[str, int]) -> str:
@@ -109,7 +141,7 @@ def _overview(sections: dict[str, Columns], colours: dict[str, int]) -> str:
             (section, colours[label], value)
             for section, columns in sections.items()
             for label, results in columns.items()
-            if (value := _middle(results, name)) is not None and (name != "pss_kb_per_connection" or results[0]["scenario"] in HELD)
+            if (value := middle(results, name)) is not None and (name != "pss_kb_per_connection" or results[0]["scenario"] in HELD)
         ]
         plots.append(_plot(heading, bars(heading, data, unit)))
     return f'<div class="plots">{"".join(plots)}</div>'
@@ -127,8 +159,9 @@ def _section(name: str, columns: Columns, colours: dict[str, int]) -> str:
         _plot("Course", lines("course", rate, "seconds", f"{what} per second")),
         _plot("Connecting", lines("connecting", opening, "percent of the clients", "ms", True) if held else ""),
     ]
+    faults = "".join(_faults(label, result) for label, result in every)
     return (
-        f"<h2>{escape(name)}</h2>{_numbers(columns, colours, held)}{''.join(_faults(label, result) for label, result in every)}"
+        f'<h2 id="{_anchor(name)}">{escape(name)}</h2>{_numbers(columns, colours, held)}{faults}'
         f'<div class="plots">{"".join(plots)}</div>'
     )
 
@@ -145,7 +178,7 @@ def _numbers(columns: Columns, colours: dict[str, int], held: bool) -> str:
     rows = []
     compared = len(columns) == 2
     for column, name in (*(COMPARED_HELD if held else COMPARED), *MORE):
-        values = [_middle(results, name) for results in columns.values()]
+        values = [middle(results, name) for results in columns.values()]
         if any(value is not None for value in values):
             cells = "".join(f"<td>{_number(value)}</td>" for value in values)
             rows.append(f"<tr><td>{escape(column)}</td>{cells}{_ratio(values) if compared else ''}</tr>")
@@ -171,24 +204,6 @@ def _faults(label: str, result: Result) -> str:
         return ""
     faults = ", ".join(f"{short(result[name])} {name}" for name in FAULTS if result.get(name))
     return f'<p class="bad">{escape(label)}: {escape(faults)}</p>'
-
-
-def _middle(results: list[Result], name: str) -> float | None:
-    values = [value for result in results if (value := _figure(result, name)) is not None]
-    return median(values) if values else None
-
-
-def _figure(result: Result, name: str) -> float | None:
-    value: float | None
-    if name in ("p999_ms", "max_ms", "p50_ms", "p99_ms"):
-        value = result["latency"][name.replace("_ms", "_us")] / 1000 if result["latency"].get("count") else None
-    elif name == "opening_ms":
-        value = result["opening"]["p99_us"] / 1000 if "opening" in result else None
-    elif name == "own":
-        value = result.get("own_cpu_s_per_million")
-    else:
-        value = figure(result, name)
-    return value
 
 
 def _curve(result: Result, name: str) -> list[tuple[float, float]]:

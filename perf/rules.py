@@ -19,11 +19,12 @@ from typing import Any
 import psutil
 
 from perf.figures import Figure
-from perf.launch import controlled, launched
+from perf.launch import OWN_PERF, controlled, launched
 from shardbroker.control import ControlError
 from shardbroker.flows.feed import JournalFeed
 from shardbroker.flows.rule_table import RuleTable
 from shardbroker.flows.runner import Runner, collect_seldom
+from shardbroker.flows.sinks.intake import Intakes
 from shardbroker.journal import open_journal
 from shardbroker.journal.encode import log_for_test
 from shardbroker.journal.schema import Kind, MessageFlag
@@ -111,15 +112,13 @@ def _run(directory: Path, statements: list[str]) -> tuple[float, int]:
     """Returns (CPU seconds, messages) of one run over the journal."""
     table = _table(directory, statements)
     collect_seldom()
-    runner = Runner(table, "node", lambda level, line: None)
+    runner = Runner(table, "node", lambda level, line: None, Intakes("node"))
     feed, count = JournalFeed(directory, None), 0
     begin = time.process_time()
     while not feed.follower.at_end:
         for batch in feed.read():
-            for record in batch.records:
-                if record[1] == Kind.MESSAGE:
-                    runner.message(record, batch.time_us, feed.publishers, feed.name)
-                    count += 1
+            runner.read(batch, feed)
+            count += sum([record[1] == Kind.MESSAGE for record in batch.records])
     spent = time.process_time() - begin
     if table.rules["r0"].figures["passed"] != count:
         raise RulesError(f"{count} messages: all must pass the rule, {table.rules['r0'].figures['passed']} have")
@@ -201,7 +200,7 @@ def _rate(course: list[list[float]]) -> float:
 
 def _verb(arguments: list[str], port: int, core: int | None) -> "subprocess.Popen[str]":
     pinned = [] if core is None else ["--core", str(core)]
-    command = [sys.executable, "-m", "perf.cli", *arguments, "-p", str(port), "--quiet", "--json", *pinned]
+    command = [*OWN_PERF, *arguments, "-p", str(port), "--quiet", "--json", *pinned]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

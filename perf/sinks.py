@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from perf.figures import Figure
-from perf.launch import Running, controlled, launched
+from perf.launch import OWN_PERF, Running, controlled, launched
 from shardbroker.config.sinks.types import ALIASES, SINK_TYPES
 from shardbroker.connectors.errors import ConnectorError, describe
 from shardbroker.control import Control, ControlError
@@ -162,7 +162,7 @@ def _flows_s(broker: Running) -> float:
 def _publish(broker: Running, messages: int, payload: Path) -> int:
     """Returns how many messages were published."""
     command = [
-        sys.executable, "-m", "perf.cli", "pub", "-p", str(broker.port), "-c", str(CLIENTS), "-t", "in/%i", "-q", "1", "-I", "0",
+        *OWN_PERF, "pub", "-p", str(broker.port), "-c", str(CLIENTS), "-t", "in/%i", "-q", "1", "-I", "0",
         "-m", f"{PAYLOAD}{payload}", "-L", str(messages), "--quiet", "--json",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)

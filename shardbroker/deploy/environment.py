@@ -16,11 +16,14 @@ from hashlib import sha256
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
+from shardbroker import PARTS
+
 __all__ = ["CopyError", "Plan", "build", "choose_python", "manifest_of", "plan"]
 
 MANIFEST = "manifest.json"
 """In the environment: the sources that it was built from. Its presence marks the directory as ours."""
-OWN_PACKAGES = ("shardbroker", "acceptor", "shm", "perf")
+PARTS_AT = Path("shardbroker", "parts")
+"""Where a wheel has the packages beside `shardbroker`, and a copy too."""
 EXPORT = "pyspark-shardbroker"
 """The distribution that `shardbroker export` needs; copied if it is installed."""
 NOT_COPIED = {".c", ".pyx", ".pyc", ".h"}
@@ -84,13 +87,14 @@ def plan(export: bool = True) -> Plan:
     found: Plan = {}
     own = Path(__file__).parents[2]
     needed = _needed([PROGRAM, EXPORT] if export else [PROGRAM])
-    folders = [own / package for package in OWN_PACKAGES]
+    folders = {own / PROGRAM: Path(PROGRAM)} | {own / part: PARTS_AT / part for part in PARTS}
     if any(one.name == EXPORT for one in needed):
-        folders.append(own / "spark" / EXPORT.replace("-", "_"))
-    for folder in folders:
+        package = EXPORT.replace("-", "_")
+        folders[own / "spark" / package] = Path(package)
+    for folder, place in folders.items():
         for path in sorted(folder.rglob("*")):
             if path.is_file() and path.suffix not in NOT_COPIED and "__pycache__" not in path.parts:
-                found[str(path.relative_to(folder.parent))] = path, _digest(path)
+                found[str(place / path.relative_to(folder))] = path, _digest(path)
     for one in needed:
         for file in one.files or ():
             source = Path(str(file.locate()))
@@ -196,7 +200,7 @@ def build(planned: Plan, python: Path, at: Path, prefix: str) -> None:
 
 def _try(at: Path) -> None:
     """Checks that the whole broker can be loaded from the copy. Raises CopyError."""
-    code = "from shm.roles import ROLES, load; [load(role.entry) for role in ROLES if not role.loads_late]"
+    code = "import shardbroker; from shm.roles import ROLES, load; [load(role.entry) for role in ROLES if not role.loads_late]"
     done = subprocess.run([str(at / "bin" / "python"), "-I", "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it prints nothing"])[-1]
