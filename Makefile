@@ -13,7 +13,7 @@ SANITIZED := $(CURDIR)/$(BIN)/python -m fuzz.sanitizers
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
 .PHONY: always downloads in-time packages packages-to-serve packages-to-fuzz install tools spark serve test test-bridges test-cluster \
-    test-databases test-pages test-spark examples conformance lint types fuzz asan sim torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel deb clean
+    test-databases test-deploy test-kills test-pages test-releases test-spark examples conformance lint types fuzz asan sim torture torture-sinks torture-cluster acceptance-sinks soak partitions debug docs proto wheel release deb clean
 
 install: $(VENV)/.installed
 
@@ -26,7 +26,7 @@ $(VENV)/.compiled: $(SOURCES) | packages-to-serve
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/.compiled
 	@echo "installing the broker's requirements"
-	SHARDBROKER_COMPILED=1 $(BIN)/pip install --quiet --no-build-isolation --editable ".[dashboard,auth,redis,postgresql,mysql,mongodb,cassandra,dynamodb,s3,kafka,pulsar,exhook,cluster,rules]"
+	SHARDBROKER_COMPILED=1 $(BIN)/pip install --quiet --no-build-isolation --editable ".[dashboard,auth,redis,postgresql,mysql,mongodb,cassandra,dynamodb,s3,kafka,pulsar,exhook,cluster,rules,opentelemetry]"
 	touch $@
 
 # System packages of all verbs; the others install theirs by themselves where they may (see the script).
@@ -54,7 +54,7 @@ $(VENV)/.tools: pyproject.toml $(VENV)/.left-out | $(VENV)/.compiled
 spark: $(VENV)/.spark
 
 $(VENV)/.spark: $(VENV)/.installed spark/pyproject.toml spark/setup.py $(wildcard spark/pyspark_shardbroker/*.pyx)
-	$(BIN)/pip install --quiet --no-build-isolation --editable "./spark[plots]"
+	$(BIN)/pip install --quiet --no-build-isolation --editable "./spark[plots,sql]"
 	touch $@
 
 serve: install
@@ -62,21 +62,31 @@ serve: install
 
 # Suites whose system packages are missing and may not be installed are left out by name; with CI set, that is an error.
 test: packages tools spark lint types downloads
-	$(TESTS) --statements=$(STATEMENTS) $(addprefix --ignore ,tests/spark $(CLUSTER) $(QUEUES) $(DATABASES) $(COSTS) $(PAGES))
+	$(TESTS) --statements=$(STATEMENTS) $(addprefix --ignore ,tests/spark tests/releases $(CLUSTER) $(KILLED) $(DEPLOY) $(QUEUES) $(DATABASES) $(COSTS) $(PAGES))
 	$(BIN)/python -m tests.conformance.coverage $(STATEMENTS)
 
 # Suites that take long have a verb of their own. With UNTIL, seconds since 1970, these begin no test after that time, and say so.
 TESTS := $(BIN)/python -m pytest -q -rfEsx -n $(PROCESSES) --durations 40
 LONG := $(TESTS) $(if $(UNTIL),--until $(UNTIL))
 CLUSTER := tests/cluster
+KILLED := tests/torture tests/handoff
+DEPLOY := tests/deploy
 QUEUES := tests/flows/bridges tests/flows/sources
-PAGES := tests/docs/test_examples.py
+PAGES := tests/docs/test_examples.py tests/dashboard
 COSTS := tests/perf/test_instructions.py
 DATABASES := tests/flows/persistence tests/flows/drivers tests/flows/sinks/test_acceptance.py
 
 # Nodes in network namespaces, and the simulation of 23 of them.
 test-cluster: packages tools
 	$(LONG) $(CLUSTER)
+
+# Processes that are killed, replaced and upgraded under traffic.
+test-kills: packages tools
+	$(LONG) $(KILLED)
+
+# Installation, packages, wheels and images.
+test-deploy: packages tools downloads
+	$(LONG) $(DEPLOY)
 
 # Bridges to brokers, and sources: what message queues and the broker say to each other.
 test-bridges: packages tools downloads
@@ -86,9 +96,14 @@ test-bridges: packages tools downloads
 test-databases: packages tools downloads
 	$(LONG) $(DATABASES)
 
-# The examples of README and docs, on a machine with a systemd of its own, beside instructions that a message costs, by valgrind.
+# The examples of README and docs, on a machine with a systemd of its own, the dashboard in a browser, and instructions that a message
+# costs, by valgrind.
 test-pages: packages tools spark downloads
 	$(LONG) $(PAGES) $(COSTS)
+
+# This build and earlier ones, which are compiled from the history: some five minutes.
+test-releases: packages tools
+	$(subst -n $(PROCESSES),,$(TESTS)) tests/releases
 
 # One process: it has a Spark of its own.
 test-spark: packages tools spark downloads
@@ -121,10 +136,11 @@ fuzz: build/asan/.built
 	cd build/asan && $(CURDIR)/$(BIN)/python -m fuzz.run --seconds $(or $(SECONDS),60) $(KEEP) $(TARGETS)
 
 # A copy that AddressSanitizer and UndefinedBehaviorSanitizer watch is fuzzed and simulated, and a broker of it serves the wire table.
-# Two minutes after the build: targets run two at a time.
+# Two minutes after the build: targets run two at a time. The seed is fixed: a finding is of the change, and `make fuzz` goes further.
+asan: SEED := 1
 asan: build/asan/.built
-	cd build/asan && $(CURDIR)/$(BIN)/python -m fuzz.run --seconds $(or $(SECONDS),15)
-	cd build/asan && $(SANITIZED) $(CURDIR)/$(BIN)/python fuzz/fuzz_codec.py --seconds $(or $(SECONDS),10)
+	cd build/asan && $(CURDIR)/$(BIN)/python -m fuzz.run --seconds $(or $(SECONDS),15) --seed $(SEED)
+	cd build/asan && $(SANITIZED) $(CURDIR)/$(BIN)/python fuzz/fuzz_codec.py --seconds $(or $(SECONDS),10) --seed $(SEED)
 	cd build/asan && $(SANITIZED) $(CURDIR)/$(BIN)/python fuzz/fuzz_tls.py --seconds $(or $(SECONDS),10)
 	cd build/asan && $(SANITIZED) $(CURDIR)/$(BIN)/python -m tests.sim.simulator --seed 1 --steps 5000 --seconds 10
 	cd build/asan && $(SANITIZED) $(CURDIR)/$(BIN)/python -m pytest -q tests/conformance/test_wire_table.py
@@ -208,6 +224,10 @@ wheel: tools
 	rm -rf build/wheel
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel . ./spark
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --strip --wheel-dir dist build/wheel/*.whl
+
+# dist/ as a release has it: wheel of this Python, source distribution, bill of materials (CycloneDX), SHA256SUMS.
+release: tools
+	$(BIN)/python scripts/release.py $(RELEASE)
 
 # dist/*.deb: the broker with all that it needs, for Debian with this machine's Python.
 deb: tools

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from tests.harness import mqtt_js
+from tests.harness import mqtt_js, npm, wheelhouse
 from tests.servers import pulsar, s3
 from tests.servers.maven import classpath
 
@@ -19,13 +19,15 @@ ATTEMPTS = 3
 """Of each download; a registry or the way to it may fail for a moment."""
 PAUSE_S = 5.0
 SERVERS = Path(__file__).parent / "servers"
+NODE_RED = Path(__file__).parent / "clients" / "node_red"
 
 
 def main() -> int:
     """Returns 1 if a download failed."""
-    wanted: dict[str, Callable[[], object]] = {"moto": s3.installed}
+    wanted: dict[str, Callable[[], object]] = {"moto": s3.installed, "wheels": wheelhouse.filled}
     if shutil.which("npm"):
         wanted["MQTT.js"] = mqtt_js.install
+        wanted["Node-RED"] = partial(npm.installed, NODE_RED, "node-red")
     if shutil.which("mvn"):
         wanted["pulsar"] = pulsar.distribution
         for pom in sorted(SERVERS.glob("*/pom.xml")):

@@ -57,6 +57,7 @@ LISTED = (
         )
     ),
     Listed("needs bonsai", "tests/access/", "compiled with OpenLDAP's headers", f"{PACKAGES}; make tools"),
+    Listed("needs a clone with the commit [0-9a-f]+", "tests/releases/", "builds are made from the history, which may be cut"),
     Listed("needs [.]venv/.*", "tests/docs/", "the pages use what is built", "make install spark"),
     Listed("needs root: .*", "tests/deploy/", "an installation gives files to other users", "make test as root"),
     Listed("(no machine can be booted: )?(needs|namespaces: ).*", "tests/(deploy|docs)/",
@@ -65,7 +66,8 @@ LISTED = (
            "a network with faults needs root, iproute2 and TUN devices, which containers may not have"),
     Listed("(needs the right to|cannot) mount a small tmpfs.*", "tests/(journal|behaviour|flows)/", "containers may not mount"),
     Listed("needs memory", "tests/overload/", "2 GB are not everywhere"),
-    Listed("no time is left", "tests/(cluster|docs|flows|perf|spark)/", "make with UNTIL, for suites that take long"),
+    Listed("no time is left", "tests/(cluster|dashboard|deploy|docs|flows|handoff|perf|spark|torture)/",
+           "make with UNTIL, for suites that take long"),
     Listed("only some tests of the module run", "tests/(management|api)/", "the last test of a module sums up the others"),
     Listed("a session that a Clean Start ends takes its messages with it", "tests/behaviour/test_shared.py",
            "MQTT 5.0 section 4.8.2 says SHOULD; a Clean Start discards the whole session"),

@@ -39,6 +39,14 @@ def test_what_is_compiled_stays_so_until_its_source_changes(tmp_path: Path) -> N
     assert [name.partition(".")[0] for name in changed] == ["two"]
     assert build(tmp_path, "-c", "from shm.one import one; from shm.two import two; print(one(), two())") == "1 3\n"
 
+    # A wheel takes what is compiled; where its source is newer, that is compiled and the file in place stays.
+    time_of_two = next(package.glob("two*.so")).stat().st_mtime_ns
+    assert "compiled" not in build(tmp_path, "setup.py", "build_ext")
+    (package / "one.pyx").write_text(PYX.format(name="one", value=4))
+    assert "compiled shm.one\n" in build(tmp_path, "setup.py", "build_ext")
+    assert next(package.glob("two*.so")).stat().st_mtime_ns == time_of_two
+    assert build(tmp_path, "-c", "from shm.one import one; print(one())") == "1\n"
+
     wheel = ("-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", "out", ".")
     build(tmp_path, *wheel, SHARDBROKER_COMPILED="1")
     (file,) = (tmp_path / "out").iterdir()

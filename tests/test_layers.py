@@ -51,6 +51,8 @@ MAY_USE = {
     "shardbroker.rules": ("shardbroker.mqtt",),
     # The cores with sockets, clocks, files and shared memory.
     "shardbroker.link": (
+        # Users, rules and bans are on all nodes.
+        "shardbroker.access",
         "shardbroker.cluster",
         "shardbroker.config",
         "shardbroker.journal",
@@ -92,6 +94,8 @@ MAY_USE = {
         "acceptor",
         "shm",
     ),
+    # Libraries of OpenTelemetry, in a process that knows nothing of the broker but the figures it is sent.
+    "shardbroker.telemetry": (),
     # Between those who ask a running broker and the manager that answers.
     "shardbroker.control": (),
     # Neither users nor rules: a sink stands on the same connections as an authenticator.
@@ -114,11 +118,15 @@ MAY_USE = {
         "shardbroker.flows",
         "shardbroker.hooks",
         "shardbroker.journal",
+        # Connections to the managers of other nodes.
+        "shardbroker.link",
         "shardbroker.logs",
         "shardbroker.mqtt",
         "shardbroker.pubsub",
         "shardbroker.rules",
         "shardbroker.stores",
+        # How the process that exports is written to.
+        "shardbroker.telemetry",
         "acceptor",
         "shm",
     ),
@@ -151,6 +159,7 @@ MAY_USE = {
     "shardbroker.preflight": (
         "shardbroker.access",
         "shardbroker.config",
+        "shardbroker.connectors",
         "shardbroker.flows",
         "shardbroker.hooks",
         "shardbroker.integrations",
@@ -194,7 +203,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         # Of one noun each: a timer, a queue, a limit.
         (
             "arrivals", "deferred", "disk", "exclusive", "features", "features.event_messages", "features.rewrite",
-            "features.streams", "memory",
+            "features.streams", "held_acks", "memory",
             "observers", "observers.client_rates", "observers.observer", "observers.slow_subscriptions", "observers.topic_metrics",
             "outlet", "passed_ids", "rates", "retaining", "session_claims", "session_queues", "sync_gate",
         ),
@@ -214,13 +223,13 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("authorization", "login", "observers.traces", "sansio", "turn"),
         ("cluster_exclusive", "cluster_sessions", "connection", "event_feed", "hook_dispatch", "observers.observers"),
         # Parts that act on connections, one step of a pass each.
-        ("access_checks", "backpressure", "command_queue", "features.mountpoint", "inlets", "intake"),
+        ("access_checks", "backpressure", "command_queue", "features.mountpoint", "inlets", "intake", "push_back"),
         ("one_pass",),
         # What works on a whole worker.
         (
             "assembly", "claim_commands", "commands", "drain", "evacuation", "observers.commands",
-            "handoff", "handoff.commands", "handoff.connections", "handoff.predecessor", "handoff.protocol", "handoff.state",
-            "handoff.successor",
+            "handoff", "handoff.arrival", "handoff.commands", "handoff.connections", "handoff.departure", "handoff.predecessor",
+            "handoff.protocol", "handoff.state", "handoff.successor",
             "recovery", "recovery.repartition",
             "recovery.replay", "recovery.rings", "recovery.sessions", "recovery.start",
         ),
@@ -229,23 +238,27 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "shardbroker.management": (
         (
             "access", "action_alarms",
-            "alarm_watch", "alarms", "audit", "balance", "client_events", "client_topics", "cluster_view", "configuration",
-            "core_calls",
-            "definitions", "disk_alarms", "evacuation", "feed", "flows_calls", "gateway_state", "hold_alarms", "stream_holds",
-            "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "rules", "server", "sinks", "streams",
-            "sys_publisher", "sys_topics",
-            "topic_metrics", "trace_lines", "tracing", "workers",
+            "alarm_watch", "alarms", "audit", "balance", "client_events", "client_topics", "cluster_map", "cluster_settings",
+            "cluster_view",
+            "configuration", "core_calls",
+            "definitions", "disk_alarms", "evacuation", "exports", "feed", "flows_calls", "gateway_state", "hold_alarms",
+            "stream_holds",
+            "flapping", "inbox", "nodes", "notices", "paging", "preflight", "rebalance", "reference", "rollout",
+            "rules", "server", "sinks", "streams", "sys_publisher", "sys_topics",
+            "telemetry", "topic_metrics", "trace_lines", "tracing", "workers",
         ),
         # What a verb can use.
         ("context",),
-        ("exhook_state", "prometheus", "scheduled_snapshots", "scrape", "snapshots"),
+        ("exhook_state", "families", "prometheus", "scheduled_snapshots", "scrape", "snapshots"),
         (
-            "handlers", "handlers.access", "handlers.accounts", "handlers.clients", "handlers.cluster", "handlers.configuration",
-            "handlers.delayed", "handlers.evacuation",
+            "handlers", "handlers.access", "handlers.accounts", "handlers.chains", "handlers.clients", "handlers.cluster",
+            "handlers.configuration", "handlers.data", "handlers.data_parts", "handlers.delayed", "handlers.evacuation",
             "handlers.exhooks", "handlers.gateways", "handlers.journals", "handlers.listeners", "handlers.messages",
-            "handlers.node", "handlers.persistence", "handlers.plugins", "handlers.rules", "handlers.sinks", "handlers.snapshots",
-            "handlers.streams", "handlers.subscriptions", "handlers.upgrade",
+            "handlers.node", "handlers.persistence", "handlers.plugins", "handlers.rules", "handlers.session_messages",
+            "handlers.sinks", "handlers.snapshots", "handlers.streams", "handlers.subscriptions", "handlers.upgrade",
             "handlers.watching",
+            # It asks the supervisor, as the handlers do.
+            "joining",
         ),
         ("main",),
     ),

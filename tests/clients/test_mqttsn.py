@@ -114,7 +114,7 @@ def test_search_and_sleep(broker: GatewayBroker, connect: Callable[..., MqttSnCl
 
 
 def test_programs(broker: GatewayBroker) -> None:
-    """The commands of docs/gateways.md."""
+    """The commands of docs/gateway-mqttsn.md."""
     at = ["-h", broker.at[0], "-p", str(broker.at[1])]
     here = Path(sys.executable).parent
     with Client(broker.address, 5, "prog-mqtt") as mqtt:
@@ -122,3 +122,17 @@ def test_programs(broker: GatewayBroker) -> None:
         for qos in ("0", "1", "2"):
             subprocess.run([here / "mqtt_sn_pub", *at, "-t", "lib/prog", "-m", f"m{qos}", "-q", qos], check=True, timeout=60)
             assert mqtt.expect(wire.Publish).payload == f"m{qos}".encode()
+
+
+@pytest.mark.parametrize(("topic", "name"), [(("-t", "lib/both"), "lib/both"), (("-T", str(PREDEFINED)), "pre/seven")])
+def test_programs_reach_each_other(broker: GatewayBroker, topic: tuple[str, str], name: str) -> None:
+    """Likewise, by name and by predefined id."""
+    at = ["-h", broker.at[0], "-p", str(broker.at[1]), *topic]
+    here = Path(sys.executable).parent
+    with subprocess.Popen([here / "mqtt_sn_sub", *at, "-q", "0", "-1"], stdout=subprocess.PIPE) as subscriber:
+        try:
+            until(lambda: [one for one in broker.ctl("subscriptions list")["data"] if one["topic"] == name])
+            subprocess.run([here / "mqtt_sn_pub", *at, "-m", "21.5", "-q", "1"], check=True, timeout=60)
+            assert subscriber.communicate(timeout=60)[0] == b"21.5\n"
+        finally:
+            subscriber.kill()

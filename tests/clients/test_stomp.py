@@ -1,5 +1,7 @@
 """stomp.py against the STOMP gateway, in each version of the protocol."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from queue import Queue
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 import stomp
 
+from tests.docs.pages import ROOT, Example, parts_of
 from tests.gateways.conftest import GatewayBroker
 from tests.harness import Client, wire
 
@@ -111,3 +114,25 @@ def test_errors(connected: tuple[Any, Listener]) -> None:
     connection.send("a/#", "no topic")
     assert "destination" in listener.errors.get(timeout=TIMEOUT_S).headers["message"]
     assert listener.gone.wait(TIMEOUT_S)
+
+
+def test_the_program_of_the_page(gateway: GatewayBroker) -> None:
+    """The one of docs/gateway-stomp.md, to the letter but for the port."""
+    page = ROOT / "docs" / "gateway-stomp.md"
+    (text,) = (part.text for part in parts_of(page) if isinstance(part, Example) and part.kind == "python")
+    assert "61613" in text
+    program = [sys.executable, "-u", "-c", text.replace("61613", str(gateway.at[1]))]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdin is not None and running.stdout is not None
+            wanted = {"receipt subscribed", "plant/1/temperature 21.5", "receipt sent", "Enter ends it"}
+            found: set[str] = set()
+            while found != wanted:
+                line = running.stdout.readline().rstrip()
+                assert line in wanted, line
+                found.add(line)
+            running.stdin.write("\n")
+            assert "receipt bye" in running.communicate(timeout=TIMEOUT_S)[0]
+            assert running.returncode == 0
+        finally:
+            running.kill()

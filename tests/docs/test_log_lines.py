@@ -16,8 +16,8 @@ CONVERTS = {"acceptor/notices.py", "shardbroker/logs/phrases.py", "shardbroker/m
 """Files that make a Line of a text: the two ends of a channel that carries lines, and the module that defines them."""
 PROCESSES = {"api", "flows", "hooks", "integrations", "logs", "management", "session", "supervisor", "worker"}
 """Packages of processes that run in the background, which print nothing by themselves."""
-PRINTS = {"shardbroker/logs/phrases.py", "shardbroker/supervisor/tree.py"}
-"""The function that prints lines, and the line on standard output that the broker is ready."""
+PRINTS = {"shardbroker/logs/phrases.py", "shardbroker/supervisor/tree.py", "shardbroker/supervisor/witness.py"}
+"""The function that prints lines, and the lines on standard output that a broker or a witness is ready."""
 PROGRAMS = ("__main__.py", "reference.py")
 """Programs of their own within these packages: `make docs` runs them."""
 
