@@ -24,7 +24,7 @@ from shardbroker.supervisor.layout import lay_out, tear_down, usable_cores
 from shm.cleanup import cleanup, forget_left_over, set_aside
 from shm.counters import Counters, ProcessState
 from shm.ring import Inbox
-from shm.roles import WORKER
+from shm.roles import LINK, WORKER
 from shm.topology import Topology
 from shm.view import ViewSegment
 from tests.cluster.real.nodes import Nodes
@@ -67,12 +67,6 @@ class Half:
                 return decode_answer(channel.recv(MESSAGE_BYTES))
             finally:
                 channel.detach()
-
-
-def blocks_sigterm(pid: int) -> bool:
-    """Returns whether a process has blocked SIGTERM, as link-0 does until it serves."""
-    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return bool(int(status["SigBlk"], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 @contextmanager
@@ -206,8 +200,10 @@ def test_sigterm_ends_it_while_it_waits_for_workers(tmp_path: Path) -> None:
         one.process.terminate()
         one.process.join(10)
         one.set_workers(ProcessState.STARTING)
+        slot = one.topology.places_of(LINK)[0].slot
+        one.counters.set_state(slot, ProcessState.DOWN)
         one.start()
-        until(lambda: blocks_sigterm(one.process.pid))
+        until(lambda: one.counters.state(slot) == ProcessState.STARTING, lambda: one.counters.state(slot).name)
         one.process.terminate()
         one.process.join(10)
         assert one.process.exitcode == 0

@@ -13,7 +13,7 @@ __all__ = ["FIRST_UPGRADABLE", "RELEASE", "build"]
 
 RELEASE = "7015cce3"
 """0.1.0, which has no `ctl upgrade`."""
-FIRST_UPGRADABLE = "80da42ab"
+FIRST_UPGRADABLE = "1cdf3053"
 """The first build with today's numbers in shm/layouts.py and formats of the hand-over: an upgrade moves every client, both ways.
 A commit that raises a number takes its place here, once the upgrade between the two was seen to drain."""
 BUILD_S = 1800
