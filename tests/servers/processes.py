@@ -63,8 +63,15 @@ class Server:
         return (self._where / "server.log").read_text(errors="replace")
 
     def pause(self) -> None:
-        """Stops all its processes, so that connections stay open and nothing answers."""
+        """Stops all its processes, so that connections stay open and nothing answers.
+
+        On a busy machine threads run on for a moment after the signal.
+        """
         self._signal(signal.SIGSTOP)
+        deadline = time.monotonic() + STOP_S
+        while not all(map(_stands_still, self._processes())):
+            assert time.monotonic() < deadline, "it does not stop"
+            time.sleep(0.001)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
@@ -77,12 +84,16 @@ class Server:
 
     def _signal(self, number: int) -> None:
         """Sends a signal to the process and its children, which may have sessions of their own."""
+        for one in self._processes():
+            with suppress(psutil.NoSuchProcess):
+                one.send_signal(number)
+
+    def _processes(self) -> list[psutil.Process]:
         assert self.process is not None
         with suppress(psutil.NoSuchProcess):
             parent = psutil.Process(self.process.pid)
-            for one in [parent, *parent.children(recursive=True)]:
-                with suppress(psutil.NoSuchProcess):
-                    one.send_signal(number)
+            return [parent, *parent.children(recursive=True)]
+        return []
 
     def stop(self) -> None:
         if self.process is None:
@@ -94,6 +105,15 @@ class Server:
             self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self.kill()
+
+
+def _stands_still(process: psutil.Process) -> bool:
+    """Returns whether all threads of a process are stopped, or have ended."""
+    for path in Path(f"/proc/{process.pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if path.read_text().rpartition(") ")[2][0] not in "TtZX":
+                return False
+    return True
 
 
 @contextmanager
