@@ -234,6 +234,9 @@ def test_accounts_and_keys_are_those_of_all_nodes() -> None:
         call(nodes, 1, "admins passwd", name="admin", password="of the cluster")
         call(nodes, 2, "admins add", name="ada", password="a password", role="administrator")
         key = call(nodes, 1, "api-keys add", name="robot")
+        # Ten wrong passwords, or keys, block an address for a minute: it asks for them once they are there, in order of their node.
+        until(lambda: "ada" in {one["name"] for one in call(nodes, 1, "admins list")["data"]}, lambda: nodes.output(1), SOON_S)
+        until(lambda: call(nodes, 2, "api-keys list")["data"], lambda: nodes.output(2), SOON_S)
 
         def answers(number: int, name: str, password: str) -> int:
             return Rest(ports[number])("POST", "/login", {"username": name, "password": password})[0]
