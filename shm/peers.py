@@ -17,10 +17,12 @@ from typing import IO, Any
 
 import cbor2
 
-__all__ = ["HandoffError", "Peer", "await_end", "in_memory", "kill", "open_descriptors"]
+__all__ = ["ENDED", "HandoffError", "Peer", "await_end", "in_memory", "kill", "open_descriptors"]
 
 DESCRIPTORS = 250
 """Descriptors in one message; the kernel allows 253."""
+ENDED = -1
+"""In place of a pidfd: that of a process that has ended."""
 MESSAGE_MAX = 8192
 """Longest message, bytes: a number for each of 1024 workers. What is longer is in a memfd."""
 
@@ -47,6 +49,19 @@ class Peer:
         poll = select.poll()
         poll.register(self._end, select.POLLIN)
         return bool(poll.poll(None if timeout_s == inf else max(0.0, timeout_s) * 1000))
+
+    def process(self, pid: int) -> int:
+        """Returns a pidfd of the other process, whose pid it has sent; ENDED if it has ended since, and its messages are here."""
+        try:
+            process = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return ENDED
+        poll = select.poll()
+        poll.register(self._end, 0)  # POLLHUP is always reported
+        if not poll.poll(0):
+            return process
+        os.close(process)  # the number may be that of another process already
+        return ENDED
 
     def send(self, message: dict[str, Any], deadline: float, descriptors: Sequence[int] = ()) -> None:
         """Sends one message. Raises HandoffError."""
@@ -109,6 +124,8 @@ def open_descriptors() -> tuple[int, int]:
 
 def await_end(process: int, timeout_s: float) -> bool:
     """Returns whether a process, a pidfd, has ended: all of its descriptors are closed then."""
+    if process == ENDED:
+        return True
     poll = select.poll()
     poll.register(process, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from shardbroker.logs.phrases import Line, log_line, print_line
-from shm.peers import HandoffError, Peer, await_end, in_memory, kill, open_descriptors
+from shm.peers import ENDED, HandoffError, Peer, await_end, in_memory, kill, open_descriptors
 
 __all__ = ["Offer", "Replaceable", "Shared", "Succession"]
 
@@ -181,9 +181,8 @@ def _greeted(peer: Peer) -> tuple[int, int]:
     hello, _ = peer.receive(time.monotonic())
     if hello.get("hello") != FORMAT:
         raise _Refused(f"the successor sends messages of format {hello.get('hello')}, this process {FORMAT}")
-    process = os.pidfd_open(hello["pid"])
-    if peer.has_message(0.0):
-        os.close(process)  # the number may be that of another process already
+    process = peer.process(hello["pid"])
+    if process == ENDED:
         raise HandoffError("the successor has ended")
     return process, hello["pid"]
 
@@ -235,7 +234,7 @@ class Succession:
 
     def take_over(self, gateway: Replaceable) -> None:
         """Returns once everything is this process's. Ends the process if it is not."""
-        predecessor = -1
+        predecessor = ENDED
         try:
             deadline = time.monotonic() + STATE_S
             self._peer.send({"hello": FORMAT, "pid": os.getpid()}, deadline)
@@ -243,7 +242,7 @@ class Succession:
             if "refused" in message:
                 os._exit(1)  # the predecessor has logged the reason
             (memory,) = descriptors
-            predecessor = os.pidfd_open(message["pid"])
+            predecessor = self._peer.process(message["pid"])
             descriptors = self._peer.receive_all(message["sockets"], deadline)
             with _no_collections():
                 state = _from_memory(memory)
@@ -265,7 +264,8 @@ class Succession:
                 self._give_up(str(error))
         if not await_end(predecessor, LEFT_S):
             kill(predecessor, KILLED_S)
-        os.close(predecessor)
+        if predecessor != ENDED:
+            os.close(predecessor)
         self._peer.close()
 
     def _give_up(self, reason: str) -> NoReturn:

@@ -9,7 +9,7 @@ import shardbroker.worker.handoff.state as state
 from shardbroker.logs.phrases import log_line
 from shardbroker.worker.handoff.protocol import FORMAT, FORMAT_OF_NODE, state_in_memory
 from shardbroker.worker.one_pass import Worker
-from shm.peers import HandoffError, Peer, kill, open_descriptors
+from shm.peers import ENDED, HandoffError, Peer, kill, open_descriptors
 
 __all__ = ["hand_over"]
 
@@ -92,9 +92,8 @@ def _await_hello(worker: Worker, peer: Peer) -> tuple[int, int]:
     if worker.topology.links and hello.get("node") != FORMAT_OF_NODE:
         text = f"the successor reads format {hello.get('node')} of the state of a node, this worker writes {FORMAT_OF_NODE}"
         raise _Refused(text)
-    process = os.pidfd_open(hello["pid"])
-    if peer.has_message(0.0):
-        os.close(process)  # the number may be that of another process already
+    process = peer.process(hello["pid"])
+    if process == ENDED:
         raise HandoffError("the successor has ended")
     return process, hello["pid"]
 

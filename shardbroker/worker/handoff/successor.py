@@ -11,7 +11,7 @@ from shardbroker.worker.handoff.protocol import FORMAT, FORMAT_OF_NODE, state_fr
 from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recovery.replay import Replay
 from shm.counters import Counters
-from shm.peers import HandoffError, Peer, await_end
+from shm.peers import ENDED, HandoffError, Peer, await_end
 
 if TYPE_CHECKING:
     from shardbroker.worker.cluster_sessions import ClusterSessions
@@ -36,7 +36,7 @@ class Succession:
         os.close(other)  # or the end of the predecessor would not show
         self._peer = Peer(socket.socket(fileno=own))
         self._number = number
-        self._predecessor = -1
+        self._predecessor = ENDED
         """A pidfd."""
         self._state: dict[str, Any] = {}
         self._descriptors: list[int] = []
@@ -50,7 +50,7 @@ class Succession:
             if "refused" in message:
                 os._exit(1)  # the predecessor has logged the reason
             (memory,) = descriptors
-            self._predecessor = os.pidfd_open(message["pid"])
+            self._predecessor = self._peer.process(message["pid"])
             self._descriptors = self._peer.receive_all(message["connections"], deadline)
             self._state = state_from_memory(memory)
         except (HandoffError, OSError, ValueError) as error:
@@ -78,7 +78,8 @@ class Succession:
             # Killed, the predecessor has not gone on, since it kills this process before it does: everything it had is here.
             if not await_end(self._predecessor, ENDED_S):
                 self._give_up(str(error))
-        os.close(self._predecessor)
+        if self._predecessor != ENDED:
+            os.close(self._predecessor)
         self._peer.close()
 
     def finish(self, worker: Worker) -> None:
