@@ -445,6 +445,14 @@ class Supervisor:
             if child not in workers:
                 self._start(child)
 
+    def _end_change(self) -> None:
+        """Notes that the number of workers has changed once all processes serve and the workers before have ended: the next change,
+        or an upgrade, may follow."""
+        if self._ready and self._departure is None and self._resize["phase"] == "moving":
+            self._resize["phase"] = "done"
+            numbers = {"before": self._resize["before"], "workers": self._resize["workers"]}
+            self._inform(log_line("workers changed", **numbers, connections=self._resize["connections"]))
+
     # --- upgrade --------------------------------------------------------------------------------------------------------------
 
     def _answer_upgrade(self, channel: int, request: dict[str, Any]) -> None:
@@ -626,6 +634,7 @@ class Supervisor:
             self._departure.look()
             if not self._departure.workers:
                 self._departure = None
+                self._end_change()
         if not self._ready and self._has_served:
             self._notifier.alive()
         if self._signals.count:
@@ -730,10 +739,7 @@ class Supervisor:
             addresses = ", ".join(listener.address for listener in self._listeners.public)
             processes = f"workers {topology.workers}, acceptors {topology.acceptors}"
             print(f"shardbroker {__version__} ready: {addresses}, {processes}, pid {os.getpid()}", flush=True)
-            if self._resize["phase"] == "moving":
-                self._resize["phase"] = "done"
-                numbers = {"before": self._resize["before"], "workers": topology.workers}
-                self._inform(log_line("workers changed", **numbers, connections=self._resize["connections"]))
+            self._end_change()
             if not self._has_served:
                 for line in greeting(self._settings, [(one.name, one.address, one.settings) for one in self._listeners.public]):
                     self._inform(line)

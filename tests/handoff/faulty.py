@@ -3,7 +3,8 @@
 HANDOFF_FAULT in the environment names a function and a moment, such as `predecessor._give:before` or
 `successor.Succession.adopt:after`: the process that calls the function is killed by SIGKILL then. `...:sleep` makes it wait longer
 than the other one does, `...:late` half a second, `...:long` longer than nodes of
-a cluster wait for each other, `...:slow` longer than a replacement may take, and `...:raise` makes the function fail.
+a cluster wait for each other, `...:slow` longer than a replacement may take, `...:raise` makes the function fail, and
+`...:lingers` makes it return half a second late.
 With HANDOFF_ONCE, the path of a file that is made then, only the first of all calls in all processes is broken.
 """
 
@@ -53,6 +54,9 @@ def break_at(fault: str) -> None:
         if moment == "raise":
             raise import_module("shardbroker.supervisor").StartError(REACHED) if package == "supervisor" else ValueError(REACHED)
         found = whole(*given)
+        if moment == "lingers":
+            time.sleep(LATE_S["late"])
+            return found
         os.kill(os.getpid(), signal.SIGKILL)
         return found
 

@@ -335,6 +335,13 @@ def test_a_kill_costs_no_more_than_a_restart(step: str, level: str) -> None:
             client.close()
 
 
+def test_it_is_done_once_the_next_change_may_follow() -> None:
+    with broken_at("departure._Departure.give:lingers", "process") as broker, Client(broker.address, 5, "stays") as client:
+        for workers in (3, 2):
+            assert set_workers(broker, workers)["phase"] == "done"
+            client.ping()
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------------------
 
 
