@@ -27,7 +27,7 @@ STEP_S = 2.5
 STAY = 10
 """Connections of `too_many_connections` that stay to its end."""
 MB = 1 << 20
-NONE = RoundTrips(0, 0, 0, 0)
+NONE = RoundTrips(0, 0, 0, 0, 0)
 
 
 @dataclass
@@ -144,6 +144,7 @@ def watched(name: str, broker: Broker, back: bool = True) -> Iterator[Outcome]:
     with ExitStack() as stack:
         pingers: list[Pinger] = []
         pairs = [(0, 0), (1, 1), (1, 0)]
+        pids = [broker.child_pids(f"sb-worker-{number}")[0] for number in (0, 1)]
         for publisher, subscriber in pairs:
             tag = f"ping{publisher}{subscriber}"
             pingers.append(
@@ -151,6 +152,7 @@ def watched(name: str, broker: Broker, back: bool = True) -> Iterator[Outcome]:
                     broker.address,
                     client_id_on(publisher, broker.workers, f"{tag}p"),
                     client_id_on(subscriber, broker.workers, f"{tag}s"),
+                    {pids[publisher], pids[subscriber]},
                 )
             )
             stack.enter_context(pingers[-1])
