@@ -225,6 +225,7 @@ def test_hostile_texts_are_shown_as_text(served: ApiBroker, rest: Rest, look: Ca
             safe()
         page.goto(f"{start}/rules")
         page.locator("tbody tr", has_text="hostile").click()
+        expect(page.get_by_label("Id", exact=True)).to_have_value("hostile")
         page.get_by_role("button", name="Try on the last 100 messages").click()
         expect(page.get_by_test_id("past")).to_contain_text("onerror")
         shoot(page, "hostile-rules")
