@@ -18,6 +18,9 @@ from tests.cluster.sim.sessions import RoamingCluster, RoamingNode
 from tests.cluster.sim.splits import LongQueuesCluster, SplitsCluster
 from tests.cluster.sim.workers import WorkersCluster
 
+pytestmark = pytest.mark.timeout(900)
+"""Only against hanging: the limits of the cluster are in simulated time, and a run may take half a minute of CPU time."""
+
 SMALL, SMALL_STEPS = 5, 500
 LARGE, LARGE_STEPS = 23, 150
 SEEDS_FOR_A_MUTANT = 20
