@@ -1,6 +1,6 @@
 """Creation of a worker: its parts, and what each of them gets of the others."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from shardbroker.worker.access_checks cimport AccessChecks
 from shardbroker.worker.backpressure cimport Backpressure
@@ -26,6 +26,9 @@ from shm.destinations import worker_destination
 
 __all__ = ["assemble"]
 
+cdef enum:
+    CLOCK_READINGS = 5                     # of the clock at the start, of which the shortest counts
+
 CACHE_SHARE = 16
 """Part of the memory limit for each generation of the topic cache, if that is less than its own limit."""
 
@@ -38,15 +41,12 @@ def assemble(
     cdef Worker worker = Worker.__new__(Worker)
     cdef Router router
     cdef RingOutlets rings
-    cdef timespec steady, wall
+    cdef int64_t offset_ns = clock_offset_ns()
     settings = topology.settings
-    clock_gettime(CLOCK_MONOTONIC, &steady)
-    clock_gettime(CLOCK_REALTIME, &wall)
     router = Router(
-        settings, wall.tv_sec * 1000 + wall.tv_nsec // 1000000, counters.slot(number), routes, retained, epochs,
+        settings, (clock_ns(CLOCK_MONOTONIC) + offset_ns) // 1000000, counters.slot(number), routes, retained, epochs,
         worker_destination(number), topology.node_id)
-    # In ns: rounded to ms, the clocks of two workers, and of this one and the machine, would differ by 1 ms.
-    router.clock_offset_ns = (wall.tv_sec - steady.tv_sec) * 1000000000 + wall.tv_nsec - steady.tv_nsec
+    router.clock_offset_ns = offset_ns
     router.counters_segment = router.retries.counters_segment = counters
     router.memory = memory
     router.resolver.capture_topics(settings.journal.capture)
@@ -86,3 +86,24 @@ def assemble(
         for channel in topology.sending_ends("replays", number):
             worker.turn.listen_to(channel, EPOLLIN)
     return worker
+
+
+cdef int64_t clock_ns(int clock) noexcept:
+    cdef timespec now
+    clock_gettime(clock, &now)
+    return now.tv_sec * 1000000000 + now.tv_nsec
+
+
+cdef int64_t clock_offset_ns() noexcept:
+    """Returns Unix ns - CLOCK_MONOTONIC ns. In ns: rounded to ms, the clocks of two workers, and of this one and the machine, would
+    differ by 1 ms. Of several readings the shortest counts, since by the time for which this process does not run between the two
+    clocks they would differ for as long as the worker lives."""
+    cdef int64_t began_ns, wall_ns, took_ns, least_ns = 0, offset_ns = 0
+    cdef int reading
+    for reading in range(CLOCK_READINGS):
+        began_ns = clock_ns(CLOCK_MONOTONIC)
+        wall_ns = clock_ns(CLOCK_REALTIME)
+        took_ns = clock_ns(CLOCK_MONOTONIC) - began_ns
+        if reading == 0 or took_ns < least_ns:
+            least_ns, offset_ns = took_ns, wall_ns - began_ns
+    return offset_ns
