@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from tests.api.rest import RULE, ApiBroker, Rest
 from tests.api.test_data import packed
-from tests.dashboard.test_dashboard import CHECK_MS, browser, look, pytestmark, rest, served, shoot
+from tests.dashboard.test_dashboard import browser, look, pytestmark, rest, served, shoot
 
 __all__ = ["browser", "look", "pytestmark", "rest", "served"]
 
@@ -38,7 +38,7 @@ def test_an_operator_exports_downloads_uploads_and_imports(
     page.get_by_role("row", name="mine.tar.gz").get_by_role("checkbox").click()
     page.get_by_role("button", name="Import", exact=True).click()
     page.get_by_role("button", name="Import now").click()
-    expect(page.get_by_text("mine.tar.gz is imported")).to_be_visible(timeout=CHECK_MS)
+    expect(page.get_by_text("mine.tar.gz is imported")).to_be_visible()
     expect(page.get_by_role("cell", name="rules", exact=True)).to_be_visible()
     assert rest.good("GET", f"/rules/{RULE['id']}")["sql"] == RULE["sql"]
     assert [one["who"] for one in rest.good("GET", "/banned")["data"]] == ["bad"]
@@ -66,7 +66,7 @@ def test_what_is_refused_is_shown(rest: Rest, look: Callable[..., Page], tmp_pat
     page.get_by_role("row", name="partly.tar.gz").get_by_role("checkbox").click()
     page.get_by_role("button", name="Import", exact=True).click()
     page.get_by_role("button", name="Import now").click()
-    expect(page.get_by_role("cell", name="nonsense:x:")).to_be_visible(timeout=CHECK_MS)
+    expect(page.get_by_role("cell", name="nonsense:x:")).to_be_visible()
     rest.good("DELETE", "/data/files/partly.tar.gz")
 
 
