@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from tests.access.guarded import http_server
 from tests.harness import Broker, Client, client_id_on, wire
-from tests.overload.scenarios import Outcome, overloaded_broker, pss_mb, wait_for_memory, watched
+from tests.overload.scenarios import Outcome, memory_mb, overloaded_broker, wait_for_memory, watched
 
 BACK_SHARE = 0.1
 """How much more than before memory may take once the attack is over."""
@@ -56,7 +56,7 @@ def logins_with_properties(clients: int = 40, user_properties: int = 200_000, se
                     one = stack.enter_context(Client(broker.address, 5, client_id, connect=False))
                     one.send_raw(huge_connect(client_id, "hostile", user_properties))
                 time.sleep(seconds)
-                outcome.seen["attack_mb"] = pss_mb(broker)
+                outcome.seen["attack_mb"] = memory_mb(broker)
                 outcome.seen["asked"] = len([fields for _, _, fields in answers.asked if fields.get("username") == "hostile"])
             wait_for_share(outcome, broker)
     return outcome
@@ -131,7 +131,7 @@ def long_topics(topics: int = 4000, size: int = 60_000, allowed: bool = False) -
                     client.send_raw(wire.publish(f"{n}/" + "x" * size, b"", version=4))
                     if n % 50 == 49:
                         client.ping()
-                outcome.seen["attack_mb"] = pss_mb(broker)
+                outcome.seen["attack_mb"] = memory_mb(broker)
             wait_for_share(outcome, broker)
     return outcome
 
@@ -148,7 +148,7 @@ def many_aliases(clients: int = 4, aliases: int = 4000) -> Outcome:
                     client.send_raw(wire.publish(topic, b"", properties={"topic_alias": n}))
                     if n % 50 == 0 and not still_there(client):
                         break
-            outcome.seen["attack_mb"] = pss_mb(broker)
+            outcome.seen["attack_mb"] = memory_mb(broker)
         wait_for_share(outcome, broker)
     return outcome
 

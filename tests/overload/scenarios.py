@@ -32,7 +32,7 @@ NONE = RoundTrips(0, 0, 0, 0, 0)
 
 @dataclass
 class Outcome:
-    """What was seen. Memory is the PSS of all processes of the broker, MB."""
+    """What was seen. Memory is `memory_mb`."""
 
     name: str
     before: float = 0
@@ -53,7 +53,7 @@ class Outcome:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.name}: PSS {self.before:.0f} MB before, {self.most:.0f} at most, {self.after:.0f} after ({self.back_s:.1f} s)",
+            f"{self.name}: {self.before:.0f} MB before, {self.most:.0f} at most, {self.after:.0f} after ({self.back_s:.1f} s)",
             f"    same worker   {self.same}",
             f"    other worker  {self.other}",
             f"    across        {self.across}",
@@ -65,13 +65,22 @@ class Outcome:
         return "\n".join(lines)
 
 
-def pss_mb(broker: Broker) -> float:
-    """Memory of all processes of a broker: what is shared counts once."""
-    total = 0
+def memory_mb(broker: Broker) -> float:
+    """Memory of all processes of a broker: what they share counts once. The pages of programs and libraries count as in the process
+    that has most of them: their PSS grows whenever other processes with the same files end, such as the brokers of other tests."""
+    own_kb = files_kb = 0
     for pid in [broker.pid, *(child.pid for child in broker.children())]:
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as rollup:
-            total += sum(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))
-    return total / 1024
+        with contextlib.suppress(OSError, KeyError):  # KeyError: it has just ended
+            shares, sizes = (_kilobytes(f"/proc/{pid}/{name}") for name in ("smaps_rollup", "status"))
+            own_kb += shares["Pss_Anon"] + shares["Pss_Shmem"]
+            files_kb = max(files_kb, sizes["RssFile"])
+    return (own_kb + files_kb) / 1024
+
+
+def _kilobytes(path: str) -> dict[str, int]:
+    with open(path) as lines:
+        found = [line.replace(":", "").split() for line in lines if line.endswith(" kB\n")]
+    return {name: int(size) for name, size, _ in found}
 
 
 class Memory:
@@ -85,7 +94,7 @@ class Memory:
 
     def _sample(self) -> None:
         while not self._end.wait(0.2):
-            self.most = max(self.most, pss_mb(self._broker))
+            self.most = max(self.most, memory_mb(self._broker))
 
     def __enter__(self) -> "Memory":
         self._thread.start()
@@ -140,7 +149,7 @@ def overloaded_broker(
 @contextmanager
 def watched(name: str, broker: Broker, back: bool = True) -> Iterator[Outcome]:
     """Measures what happens in the block: memory, and the round trips of others; then waits until memory has come back."""
-    outcome = Outcome(name, before=pss_mb(broker))
+    outcome = Outcome(name, before=memory_mb(broker))
     with ExitStack() as stack:
         pingers: list[Pinger] = []
         pairs = [(0, 0), (1, 1), (1, 0)]
@@ -172,7 +181,7 @@ def wait_for_memory(outcome: Outcome, broker: Broker, allowance_mb: float) -> No
     """Waits until the broker is back at what it took before, and says how long that lasted."""
     started = time.monotonic()
     while True:
-        outcome.after = pss_mb(broker)
+        outcome.after = memory_mb(broker)
         outcome.back_s = time.monotonic() - started
         if outcome.after <= outcome.before + allowance_mb or outcome.back_s > BACK_S:
             return
@@ -217,7 +226,7 @@ def stuck_subscribers(qos: int, subscribers: int = 10, blocks: int = 3000, size:
             with Flood(broker.address, [publisher], [block_of("flood/a", size, qos)], limit=blocks) as flood:
                 wait_until(lambda: flood.done)
             outcome.seen["blocks"] = float(str(flood.result))
-            outcome.seen["subscriber_mb"] = pss_mb(broker)
+            outcome.seen["subscriber_mb"] = memory_mb(broker)
         for client in stuck:
             client.cut()
         wait_for_memory(outcome, broker, 60)
@@ -453,7 +462,7 @@ def memory_runs_short(apart: bool = False, limit_mb: int = 250, size: int = 2000
             outcome.seen["refused_v5"] = refused(broker, 5)
             outcome.seen["refused_v4"] = refused(broker, 4)
             time.sleep(1)
-            outcome.seen["full_mb"] = pss_mb(broker)
+            outcome.seen["full_mb"] = memory_mb(broker)
             for one in absent:
                 with Client(broker.address, 4, one, clean=True):
                     pass
@@ -491,7 +500,7 @@ def too_many_connections(limit_mb: int = 200, most: int = 6000, will_bytes: int 
             with Client(broker.address, 5, old, clean=False) as client:
                 outcome.seen["session_present"] = float(client.connack is not None and client.connack.session_present)
                 outcome.seen["suback"] = max(client.subscribe("some/topic", 1, check=False).codes)
-            outcome.seen["full_mb"] = pss_mb(broker)
+            outcome.seen["full_mb"] = memory_mb(broker)
             if in_steps:
                 del connected[-STAY:]
                 for one in connected[::5]:

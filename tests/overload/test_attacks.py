@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness import Broker, Client, Puback, Suback, Unsuback, until, wire
 from tests.overload import attacks
-from tests.overload.scenarios import Outcome, pss_mb
+from tests.overload.scenarios import Outcome, memory_mb
 
 pytestmark = [pytest.mark.own_broker, pytest.mark.timeout(120)]
 
@@ -256,9 +256,9 @@ def test_a_subscriber_cannot_make_us_remember_long_topics(broker: Broker) -> Non
 
 
 def test_memory_of_the_worker_is_what_it_was_once_they_are_gone(broker: Broker) -> None:
-    before = pss_mb(broker)
+    before = memory_mb(broker)
     with Client(broker.address, 5, "passing", timeout=20) as client:
         for alias in range(1, 100):
             client.send_raw(wire.publish(f"{alias}/" + "x" * 60_000, b"", properties={"topic_alias": alias}))
         client.ping()
-    until(lambda: pss_mb(broker) < before * 1.1, timeout_s=30)
+    until(lambda: memory_mb(broker) < before * 1.1, timeout_s=30)
