@@ -13,6 +13,8 @@ from tests.harness import Broker, Client, Publish, client_id_on, until
 pytestmark = pytest.mark.own_broker
 WORKERS = 3
 THRESHOLD_MS = 200
+PATIENCE_S = 60
+"""For a packet that has to come: only against hanging."""
 ROUNDING_MS = 2
 """Of a span: the broker's times are in whole ms, and so are the clocks of two workers to each other."""
 
@@ -65,7 +67,11 @@ class Spans(NamedTuple):
 
 def deliver(own: Broker, subscriber: str, topic: str, wait_s: float) -> Spans:
     """One QoS 1 message that the subscriber acknowledges after a while, which is longer than the broker has taken to send it."""
-    with Client(own.address, 5, subscriber, auto_ack=False) as one, Client(own.address, 5, client_id_on(0, WORKERS, "sl-p")) as two:
+    publisher = client_id_on(0, WORKERS, "sl-p")
+    with (
+        Client(own.address, 5, subscriber, auto_ack=False, timeout=PATIENCE_S) as one,
+        Client(own.address, 5, publisher, timeout=PATIENCE_S) as two,
+    ):
         one.subscribe(topic, 1)
         began = time.monotonic()
         two.publish(topic, b"x", qos=1)
