@@ -503,7 +503,7 @@ def test_plugins_are_loaded_seen_and_unloaded(served: ApiBroker, look: Callable[
     )
     rest.good("PUT", "/configs/plugins", {"dir": str(tmp_path)})
     page = look("/plugins")
-    row = page.get_by_role("row", name=re.compile("^loud"))
+    row = page.get_by_role("row", name=re.compile("^Choose the row loud"))
     expect(row).to_contain_text("not loaded")
     row.get_by_role("checkbox").click()
     page.get_by_role("button", name="Load", exact=True).click()

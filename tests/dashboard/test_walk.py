@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from shardbroker.api.dashboard import MENU
 from tests.api.rest import ApiBroker, Rest
 from tests.dashboard.test_dashboard import browser, look, pytestmark, rest, served, shoot, until
 from tests.harness import Client
@@ -19,10 +20,7 @@ from tests.servers.postgresql import postgresql
 
 __all__ = ["browser", "look", "pytestmark", "rest", "served"]
 
-WALK = (
-    "/", "/cluster", "/clients", "/subscriptions", "/retained", "/access", "/rules", "/connectors", "/actions", "/sources",
-    "/websocket", "/trace", "/diagnose", "/journals", "/gateways", "/plugins", "/settings", "/data",
-)  # fmt: skip
+WALK = (*(page.path for group in MENU.values() for page in group), "/settings?section=mqtt")
 SIZES = {"wide": (1400, 900), "tablet": (1024, 768), "phone": (390, 844)}
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 CUT = """() => [...document.querySelectorAll('[data-testid=card]')].flatMap(card =>
@@ -152,7 +150,7 @@ def test_all_pages_at_all_sizes_dark_and_light(
         if path == "/actions":
             expect(page.get_by_test_id("card").filter(has_text="http:refusing")).to_contain_text("60 failed")
             expect(page.get_by_test_id("card").filter(has_text=LONG)).to_contain_text(re.compile(r"[1-9]\d* behind, "))
-        found += checked_at_all_sizes(page, path.strip("/") or "overview")
+        found += checked_at_all_sizes(page, re.sub(r"\W+", "-", path.strip("/")) or "overview")
     for path, id in (("connectors", f"http:{LONG}"), ("actions", f"http:{LONG}")):
         page.goto(f"http://127.0.0.1:{served.api_port}/dashboard/{path}")
         page.wait_for_load_state("networkidle")  # a click before the page is connected has no effect

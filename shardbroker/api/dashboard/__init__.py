@@ -5,13 +5,16 @@ which serves all assets itself, and is updated over a WebSocket. A page calls th
 token and role with each call; one Monitor supplies the figures of all pages.
 
 `session` is the login of a page, `frame` has the common parts of all pages, `model_form` makes a form from a section of the
-configuration, and each other module is one page, or two.
+configuration, `MENU` is the table of pages, and each other module is one page, or a few of one kind.
 """
 
 from fastapi import FastAPI
 
 from shardbroker.api.dashboard import (
     access,
+    accounts,
+    audit,
+    chains,
     clients,
     cluster,
     data,
@@ -19,7 +22,9 @@ from shardbroker.api.dashboard import (
     frame,
     gateways,
     journals,
+    listeners,
     messages,
+    metrics,
     overview,
     plugins,
     rules,
@@ -31,13 +36,23 @@ from shardbroker.api.dashboard import (
     webclient,
 )
 
-__all__ = ["add_dashboard"]
+__all__ = ["MENU", "add_dashboard"]
+
+_authentication, _authorization, _exhook = chains.pages
+MENU: dict[str, tuple[frame.Page, ...]] = {
+    "Monitoring": (
+        overview.page, cluster.page, metrics.page, clients.page, subscriptions.page, *messages.pages, journals.page,
+    ),
+    "Access control": (_authentication, _authorization, access.page),
+    "Integration": (rules.page, *sinks.pages),
+    "Management": (listeners.page, settings.page, gateways.page, _exhook, plugins.page),
+    "Diagnosis": (diagnose.page, trace.page, webclient.page),
+    "System": (accounts.page, audit.page, data.page),
+}  # fmt: skip
+"""The menu: title of a group -> its pages."""
 
 
 def add_dashboard(app: FastAPI) -> None:
     """Adds the pages to the application."""
     session.add_login(app)
-    before = (overview, cluster, clients, subscriptions, messages, access, rules)
-    behind = (webclient, trace, diagnose, journals, gateways, plugins, settings, data)
-    pages = [*(module.page for module in before), *sinks.pages, *(module.page for module in behind)]
-    frame.add_pages(app, pages)
+    frame.add_pages(app, MENU)

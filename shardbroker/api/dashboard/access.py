@@ -4,7 +4,7 @@ from typing import Any
 
 from nicegui import ui
 
-from shardbroker.api.dashboard.frame import Page, card
+from shardbroker.api.dashboard.frame import Page, card, table
 from shardbroker.api.dashboard.session import Session
 from shardbroker.api.shapes import moment
 
@@ -60,17 +60,14 @@ async def _bans(session: Session) -> None:
             seconds = ui.number("Seconds; empty: for good", min=1).props("dense").classes("w-52")
             reason = ui.input("Reason").props("dense")
             ui.button("Ban", icon="block", on_click=lambda: ban()).set_enabled(session.may_change)
-        columns = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in BANS.items()]
-        table = (
-            ui.table(columns=columns, rows=[], row_key="key", selection="single").classes("w-full").props("flat dense wrap-cells")
-        )
+        bans = table(BANS, "key", selection="single")
         ui.button("End the ban", on_click=lambda: unban()).props("flat").set_enabled(session.may_change)
 
     async def look() -> None:
         found = await session.show_errors(session.call("banned list"))
         if found is not None:
-            table.selected = []
-            table.rows = [_ban(row) for row in found["data"]]
+            bans.selected = []
+            bans.rows = [_ban(row) for row in found["data"]]
 
     async def ban() -> None:
         request = session.call("banned add", kind=kind.value, value=value.value, seconds=seconds.value or None,
@@ -79,7 +76,7 @@ async def _bans(session: Session) -> None:
             await look()
 
     async def unban() -> None:
-        for row in table.selected:
+        for row in bans.selected:
             await session.show_errors(session.call("banned delete", kind=row["kind"], value=row["value"]))
         await look()
 

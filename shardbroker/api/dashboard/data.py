@@ -4,7 +4,7 @@ from typing import Any
 
 from nicegui import events, ui
 
-from shardbroker.api.dashboard.frame import Page, card, size
+from shardbroker.api.dashboard.frame import Page, card, size, table
 from shardbroker.api.dashboard.session import Session
 from shardbroker.api.routes.data import explained
 from shardbroker.api.shapes import moment
@@ -36,9 +36,7 @@ class _Files:
                 self._parts = ui.select([*PARTS], multiple=True, label="Parts; none: all").props("dense use-chips").classes("w-96")
                 export = ui.button("Export", icon="archive", on_click=self._export)
         with card("Files"):
-            columns = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in COLUMNS.items()]
-            self._table = ui.table(columns=columns, rows=[], row_key="filename", selection="single").classes("w-full")
-            self._table.props("flat dense wrap-cells")
+            self._table = table(COLUMNS, "filename", selection="single")
             with ui.row().classes("items-center w-full"):
                 buttons = [
                     export,
@@ -53,8 +51,7 @@ class _Files:
         for button in buttons:
             button.set_enabled(self._session.may_change)
         with card("Last import") as self._result:
-            columns = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in RESULTS.items()]
-            self._outcome = ui.table(columns=columns, rows=[], row_key="part").classes("w-full").props("flat dense wrap-cells")
+            self._outcome = table(RESULTS, "part")
             self._remarks = ui.label().classes("text-sm")
         self._result.set_visibility(False)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from nicegui import ui
 
-from shardbroker.api.dashboard.frame import Page, card, number, size
+from shardbroker.api.dashboard.frame import Page, card, number, size, table
 from shardbroker.api.dashboard.session import Session
 from shardbroker.api.shapes import moment, timed
 
@@ -26,11 +26,11 @@ Row = dict[str, Any]
 
 async def _fill(session: Session) -> None:
     with card("Alarms"):
-        alarms = _table(ALARMS)
+        alarms = table(ALARMS, "key")
         over = ui.button("Forget those that are over", on_click=lambda: clear("alarms clear")).props("flat")
         over.set_enabled(session.may_change)
     with card("Loudest clients"):
-        loud = _table(LOUD)
+        loud = table(LOUD, "key")
     with card("Slow subscriptions"):
         with ui.row().classes("items-center w-full"):
             state = ui.label().classes("opacity-70 text-sm")
@@ -38,19 +38,19 @@ async def _fill(session: Session) -> None:
             measure.set_enabled(session.may_change)
             forget = ui.button("Forget", on_click=lambda: clear("slow-subs clear")).props("flat dense")
             forget.set_enabled(session.may_change)
-        slow = _table(SLOW)
+        slow = table(SLOW, "key")
     with card("Topics"):
         with ui.row().classes("items-center w-full"):
             topic = ui.input("Topic or filter").props("dense").classes("w-64")
             ui.button("Count", icon="add", on_click=lambda: change("add", topic.value or "")).set_enabled(session.may_change)
             drop = ui.button("Do not count", on_click=lambda: drop_chosen()).props("flat")
             drop.set_enabled(session.may_change)
-        counted = _table(COUNTED, selection="single")
+        counted = table(COUNTED, "key", selection="single")
 
-    async def fill(table: ui.table, verb: str, shape: Callable[[Row], Row], **params: Any) -> None:
+    async def fill(shown: ui.table, verb: str, shape: Callable[[Row], Row], **params: Any) -> None:
         found = await session.show_errors(session.call(verb, **params))
         if found is not None:
-            table.rows = [shape(row) | {"key": place} for place, row in enumerate(found["data"])]
+            shown.rows = [shape(row) | {"key": place} for place, row in enumerate(found["data"])]
 
     async def look() -> None:
         await fill(loud, "clients loudest", _loud)
@@ -96,11 +96,6 @@ async def _fill(session: Session) -> None:
     await look_at_state()
     await fill_counted()
     ui.timer(REFRESH_S, look)
-
-
-def _table(columns: dict[str, str], **options: Any) -> ui.table:
-    shown = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in columns.items()]
-    return ui.table(columns=shown, rows=[], row_key="key", **options).classes("w-full").props("flat dense wrap-cells")
 
 
 def _loud(row: Row) -> Row:

@@ -1,8 +1,9 @@
 """Common parts of all pages: header, menu, theme, routing."""
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
@@ -10,13 +11,15 @@ from nicegui import ui
 
 from shardbroker.api.dashboard.session import PREFIX, Session
 
-__all__ = ["Page", "add_pages", "asked", "card", "number", "size"]
+__all__ = ["Page", "add_pages", "asked", "card", "columns", "number", "size", "table", "within"]
 
 DARK = """@layer overrides {
     .body--dark .text-primary, .body--dark .q-item--active { color: #7cb0fd !important }
     .body--dark .text-negative { color: #f87171 !important }
 }"""
 """Colors of texts and icons that are too dark there."""
+CHOOSE = '<q-checkbox dense v-model="props.selected" aria-label="Choose the row" />'
+"""The box that chooses a row, with a name for screen readers."""
 THEME = "shardbroker_theme"
 """Cookie of the theme: dark or light; without it, that of the system."""
 
@@ -31,25 +34,28 @@ class Page:
     fill: Callable[[Session], Awaitable[None]]
 
 
-def add_pages(app: FastAPI, pages: Iterable[Page]) -> None:
+Menu = Mapping[str, tuple[Page, ...]]
+"""Title of a group -> its pages."""
+
+
+def add_pages(app: FastAPI, menu: Menu) -> None:
     """Registers the pages with NiceGUI, and NiceGUI with the application."""
-    pages = tuple(pages)
-    for page in pages:
-        ui.page(page.path, title=f"{page.title} · shardbroker")(functools.partial(_show, app, pages, page))
+    for page in (page for group in menu.values() for page in group):
+        ui.page(page.path, title=f"{page.title} · shardbroker")(functools.partial(_show, app, menu, page))
     ui.run_with(app, mount_path=PREFIX, binding_refresh_interval=None, show_welcome_message=False)
 
 
-async def _show(app: FastAPI, pages: tuple[Page, ...], page: Page, request: Request) -> Response | None:
+async def _show(app: FastAPI, menu: Menu, page: Page, request: Request) -> Response | None:
     session = Session.of(app, request)
     if session is None:
         return RedirectResponse(f"{PREFIX}/login")
-    _frame(session, pages, page, request.cookies.get(THEME, ""))
+    _frame(session, menu, page, request.cookies.get(THEME, ""))
     with ui.column().classes("w-full gap-4 p-2"):
         await page.fill(session)
     return None
 
 
-def _frame(session: Session, pages: tuple[Page, ...], here: Page, theme: str) -> None:
+def _frame(session: Session, menu: Menu, here: Page, theme: str) -> None:
     ui.colors(primary="#2563eb")
     ui.add_css(DARK)
     ui.add_head_html("<script>document.documentElement.lang = 'en'</script>")
@@ -65,16 +71,19 @@ def _frame(session: Session, pages: tuple[Page, ...], here: Page, theme: str) ->
         ui.navigate.to("/login")
 
     with (
-        ui.left_drawer(value=False).props("width=210 bordered show-if-above").classes("p-0") as menu,
+        ui.left_drawer(value=False).props("width=210 bordered show-if-above").classes("p-0") as drawer,
         ui.list().classes("w-full pt-2"),
     ):
-        for one in pages:
-            with ui.item(on_click=functools.partial(ui.navigate.to, one.path)).props("active" if one is here else ""):
-                with ui.item_section().props("avatar"):
-                    ui.icon(one.icon)
-                ui.item_section(one.title)
+        for title, pages in menu.items():
+            ui.item_label(title).props("header").classes("pt-3 pb-1")
+            for one in pages:
+                state = "dense active" if one is here else "dense"
+                with ui.item(on_click=functools.partial(ui.navigate.to, one.path)).props(state):
+                    with ui.item_section().props("avatar"):
+                        ui.icon(one.icon)
+                    ui.item_section(one.title)
     with ui.header().classes("items-center gap-3 py-2"):
-        ui.button(icon="menu", on_click=menu.toggle).props('flat round dense color=white aria-label="Menu"').classes("lg:hidden")
+        ui.button(icon="menu", on_click=drawer.toggle).props('flat round dense color=white aria-label="Menu"').classes("lg:hidden")
         ui.icon("hub").classes("text-2xl")
         ui.label("shardbroker").classes("text-lg font-medium")
         ui.label(session.app.state.node).classes("max-sm:hidden")
@@ -96,6 +105,29 @@ def card(title: str) -> ui.card:
     with made:
         ui.label(title).classes("text-base font-medium")
     return made
+
+
+def columns(titles: dict[str, str], **options: Any) -> list[dict[str, Any]]:
+    """Returns columns of a table for fields with their titles."""
+    return [{"name": name, "label": title, "field": name, "align": "left", **options} for name, title in titles.items()]
+
+
+def table(titles: dict[str, str], key: str, **options: Any) -> ui.table:
+    """Returns an empty table. titles: field -> title of its column; key: the field that tells rows apart."""
+    made = ui.table(columns=columns(titles), rows=[], row_key=key, **options).classes("w-full").props("flat dense wrap-cells")
+    if options.get("selection"):
+        made.add_slot("body-selection", CHOOSE)
+    return made
+
+
+def within(place: ui.element, act: Callable[..., Awaitable[None]], *args: Any) -> Callable[[], Awaitable[None]]:
+    """Returns a handler that shows its messages at a place of the page: the button that calls it may be gone before it ends."""
+
+    async def handler() -> None:
+        with place:
+            await act(*args)
+
+    return handler
 
 
 def number(value: float) -> str:

@@ -1,10 +1,8 @@
 """Gateways: state, listeners, counts, and their clients."""
 
-from typing import Any
-
 from nicegui import ui
 
-from shardbroker.api.dashboard.frame import Page, card, number
+from shardbroker.api.dashboard.frame import Page, card, number, table
 from shardbroker.api.dashboard.lists import CursorTable
 from shardbroker.api.dashboard.session import Session
 
@@ -21,7 +19,7 @@ CLIENTS = {"clientid": "Client id", "username": "User name", "conn_state": "Stat
 
 async def _fill(session: Session) -> None:
     with card("Gateways"):
-        gateways = _table(GATEWAYS, "name", selection="single")
+        gateways = table(GATEWAYS, "name", selection="single")
         with ui.row().classes("items-center w-full"):
             buttons = [
                 ui.button("Start", icon="play_arrow", on_click=lambda: enable(True)),
@@ -30,7 +28,7 @@ async def _fill(session: Session) -> None:
         for button in buttons:
             button.set_enabled(session.may_change)
     with card("Listeners"):
-        listeners = _table(LISTENERS, "id")
+        listeners = table(LISTENERS, "id")
     with card("Clients"):
         choice = ui.select([], label="Gateway", on_change=lambda: show_clients()).props("dense").classes("w-64")
         clients = CursorTable(session, "gateways clients", CLIENTS, lambda row: {"key": row["clientid"], **row}, lambda row: None)
@@ -62,11 +60,6 @@ async def _fill(session: Session) -> None:
 
     await look()
     ui.timer(REFRESH_S, look)
-
-
-def _table(columns: dict[str, str], key: str, **options: Any) -> ui.table:
-    shown = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in columns.items()]
-    return ui.table(columns=shown, rows=[], row_key=key, **options).classes("w-full").props("flat dense wrap-cells")
 
 
 page = Page("/gateways", "Gateways", "router", _fill)

@@ -5,7 +5,7 @@ from typing import Any
 
 from nicegui import ui
 
-from shardbroker.api.dashboard.frame import Page, card, number, size
+from shardbroker.api.dashboard.frame import Page, card, number, size, table
 from shardbroker.api.dashboard.lists import CursorTable
 from shardbroker.api.dashboard.session import Session
 from shardbroker.api.shapes import timed
@@ -22,14 +22,14 @@ CURRENT = {True: "yes", False: "not yet", None: "unknown"}
 
 async def _fill(session: Session) -> None:
     with card("Journals"):
-        states = _table(STATES, "worker")
+        states = table(STATES, "worker")
         with ui.row().classes("items-center w-full"):
             ui.button("Seal", icon="inventory_2", on_click=lambda: seal()).set_enabled(session.may_change)
             ui.label("Closes the current segment of each journal for export.").classes("opacity-70 text-sm")
     with card("Segments"):
         segments = CursorTable(session, "journal segments", SEGMENTS, _segment, lambda row: None)
     with card("Exports"):
-        exports = _table(EXPORTS, "to")
+        exports = table(EXPORTS, "to")
         ui.label("Of `shardbroker export`, as far as its runs have left notes here.").classes("opacity-70 text-sm")
 
     async def look() -> None:
@@ -45,11 +45,6 @@ async def _fill(session: Session) -> None:
             await look()
 
     await look()
-
-
-def _table(columns: dict[str, str], key: str) -> ui.table:
-    shown = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in columns.items()]
-    return ui.table(columns=shown, rows=[], row_key=key).classes("w-full").props("flat dense wrap-cells")
 
 
 def _state(row: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from nicegui import ui
 
+from shardbroker.api.dashboard.frame import table
 from shardbroker.api.dashboard.session import Session
 
 __all__ = ["CursorTable"]
@@ -32,8 +33,7 @@ class CursorTable:
         self._filters: dict[str, Any] = {}
         self._cursors: list[str | None] = [None]
         """Cursors of the pages up to this one; the last is that of the next page."""
-        shown = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in columns.items()]
-        self._table = ui.table(columns=shown, rows=[], row_key="key").classes("w-full").props("flat dense wrap-cells")
+        self._table = table(columns, "key")
         self._table.on("rowClick", lambda event: on_click(event.args[1]))
         with ui.row().classes("items-center"):
             self._back = ui.button("Back", icon="chevron_left", on_click=self.back).props("flat dense")

@@ -1,4 +1,4 @@
-"""Retained messages: list, details, delete."""
+"""Messages that the broker keeps: retained ones, and those that are published later. List, details, delete."""
 
 import base64
 from typing import Any
@@ -10,23 +10,25 @@ from shardbroker.api.dashboard.lists import CursorTable
 from shardbroker.api.dashboard.session import Session
 from shardbroker.api.shapes import timed
 
-__all__ = ["page", "readable"]
+__all__ = ["pages", "readable"]
 
-COLUMNS = {"topic": "Topic", "qos": "QoS", "payload_size": "Bytes", "from_clientid": "From", "publish_at": "Published at"}
+RETAINED = {"topic": "Topic", "qos": "QoS", "payload_size": "Bytes", "from_clientid": "From", "publish_at": "Published at"}
+DELAYED = {"topic": "Topic", "qos": "QoS", "payload_size": "Bytes", "from_clientid": "From", "publish_at": "Received at",
+           "expected_at": "Published at", "delayed_remaining": "In s"}  # fmt: skip
 SHOWN_MAX = 20_000
 """Characters of a payload that are shown."""
 
 
-async def _fill(session: Session) -> None:
+async def _retained(session: Session) -> None:
     with card("Retained messages"):
         with ui.row().classes("items-center w-full"):
             topic = ui.input("Filter", value="#").props("clearable dense")
             ui.button("Search", icon="search", on_click=lambda: search())
 
         async def open_one(row: dict[str, Any]) -> None:
-            await _show_one(session, row["topic"], table)
+            await _show_one(session, "retained", {"topic": row["topic"]}, table)
 
-        table = CursorTable(session, "retained list", COLUMNS, lambda row: timed(row, "publish_at", "expires_at"), open_one)
+        table = CursorTable(session, "retained list", RETAINED, lambda row: timed(row, "publish_at", "expires_at"), open_one)
 
     async def search() -> None:
         await table.show(topic=topic.value or "#")
@@ -35,13 +37,31 @@ async def _fill(session: Session) -> None:
     await search()
 
 
-async def _show_one(session: Session, topic: str, table: CursorTable) -> None:
-    known = await session.show_errors(session.call("retained show", topic=topic))
+async def _delayed(session: Session) -> None:
+    with card("Delayed messages"):
+        ui.button("Refresh", icon="refresh", on_click=lambda: refresh()).props("flat dense")
+
+        async def open_one(row: dict[str, Any]) -> None:
+            await _show_one(session, "delayed", {"msgid": row["msgid"]}, table)
+
+        table = CursorTable(session, "delayed list", DELAYED, lambda row: timed(row, "publish_at", "expected_at"), open_one)
+        ui.label("Published to $delayed/SECONDS/TOPIC. A click on a row shows the message.").classes("opacity-70 text-sm")
+
+    async def refresh() -> None:
+        await table.show()
+
+    await refresh()
+
+
+async def _show_one(session: Session, kind: str, which: dict[str, str], table: CursorTable) -> None:
+    """kind: `retained` or `delayed`, which verbs begin with; which: their parameter."""
+    known = await session.show_errors(session.call(f"{kind} show", **which))
     if known is None:
         return
+    topic = known["topic"]
 
     async def delete() -> None:
-        if await session.show_errors(session.call("retained delete", topic=topic)):
+        if await session.show_errors(session.call(f"{kind} delete", **which)):
             ui.notify(f"{topic} is deleted", type="positive")
             dialog.close()
             await table.again()
@@ -70,4 +90,4 @@ def readable(payload: bytes) -> str:
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}… ({len(payload)} bytes)"
 
 
-page = Page("/retained", "Retained", "push_pin", _fill)
+pages = (Page("/retained", "Retained", "push_pin", _retained), Page("/delayed", "Delayed", "schedule_send", _delayed))

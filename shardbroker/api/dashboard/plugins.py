@@ -4,7 +4,7 @@ from typing import Any
 
 from nicegui import ui
 
-from shardbroker.api.dashboard.frame import Page, card, number
+from shardbroker.api.dashboard.frame import Page, card, number, table
 from shardbroker.api.dashboard.session import Session
 
 __all__ = ["page"]
@@ -20,10 +20,7 @@ HOOKS = {
 
 async def _fill(session: Session) -> None:
     with card("Plugins"):
-        columns = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in PLUGINS.items()]
-        plugins = (
-            ui.table(columns=columns, rows=[], row_key="name", selection="single").classes("w-full").props("flat dense wrap-cells")
-        )
+        plugins = table(PLUGINS, "name", selection="single")
         with ui.row().classes("items-center w-full"):
             settings = ui.textarea("Settings: NAME=VALUE, one a line").props("dense autogrow").classes("w-96")
             buttons = [
@@ -34,8 +31,7 @@ async def _fill(session: Session) -> None:
             button.set_enabled(session.may_change)
     with card("Hooks"):
         every = ui.checkbox("Points without callbacks, too", on_change=lambda: look_at_hooks())
-        columns = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in HOOKS.items()]
-        hooks = ui.table(columns=columns, rows=[], row_key="key").classes("w-full").props("flat dense wrap-cells")
+        hooks = table(HOOKS, "key")
 
     async def look() -> None:
         found = await session.show_errors(session.call("plugins list"))

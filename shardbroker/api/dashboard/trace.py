@@ -6,7 +6,7 @@ from typing import Any
 
 from nicegui import ui
 
-from shardbroker.api.dashboard.frame import Page, card, size
+from shardbroker.api.dashboard.frame import Page, card, size, table
 from shardbroker.api.dashboard.session import Session
 from shardbroker.api.shapes import moment
 
@@ -37,15 +37,14 @@ async def _fill(session: Session) -> None:
         formatter = ui.select(FORMATTERS, value="text", label="Lines").props("dense").classes("w-24")
         ui.button("Start", icon="play_arrow", on_click=lambda: start()).set_enabled(session.may_change)
     with card("Traces"):
-        columns = [{"name": key, "label": label, "field": key, "align": "left"} for key, label in COLUMNS.items()]
-        table = ui.table(columns=columns, rows=[], row_key="name").classes("w-full").props("flat dense wrap-cells")
-        table.on("rowClick", lambda event: _show_one(session, event.args[1]["name"], look))
+        traces = table(COLUMNS, "name")
+        traces.on("rowClick", lambda event: _show_one(session, event.args[1]["name"], look))
         ui.label("Click a row to read it, end it, download it or delete it.").classes("opacity-70 text-sm")
 
     async def look() -> None:
         found = await session.show_errors(session.call("trace list"))
         if found is not None:
-            table.rows = [_row(row) for row in found["data"]]
+            traces.rows = [_row(row) for row in found["data"]]
 
     async def start() -> None:
         ends = time.time_ns() // 1_000_000 + int((minutes.value or 10) * 60_000)

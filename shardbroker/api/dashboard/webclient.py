@@ -54,7 +54,7 @@ async def _fill(session: Session) -> None:
         password = ui.input("Password", password=True).props('dense autocomplete="new-password"')
         ui.button("Connect", icon="link", on_click=lambda: connect())
         ui.button("Disconnect", on_click=lambda: leave()).props("flat")
-        state = ui.badge("not connected", color="grey").props('data-testid="state"')
+        state = ui.badge("not connected", color="grey-8").props('data-testid="state"')
     with ui.row().classes("w-full no-wrap items-start gap-4"):
         with card("Subscribe"):
             topic_filter = ui.input("Filter", value="test/#").classes("w-full").props("dense")
@@ -117,13 +117,13 @@ async def _fill(session: Session) -> None:
         made.on_connect = lambda one, data, flags, reason, properties: in_loop(
             say, "connected" if not reason.is_failure else f"refused: {reason}", "negative" if reason.is_failure else "positive"
         )
-        made.on_disconnect = lambda one, data, flags, reason, properties: in_loop(say, f"disconnected: {reason}", "grey")
+        made.on_disconnect = lambda one, data, flags, reason, properties: in_loop(say, f"disconnected: {reason}", "grey-8")
         made.on_message = lambda one, data, message: in_loop(show, message)
         host, _, port = row["bind"].rpartition(":")
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host.strip("[]"), host.strip("[]"))
         _open.add(made)
         client.append(made)
-        say("connecting", "grey")
+        say("connecting", "grey-8")
         if row["type"] == "ws":
             path = await session.show_errors(_path(session, row["name"]))
             made.ws_set_options(path or "/mqtt")
