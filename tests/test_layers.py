@@ -205,6 +205,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "arrivals", "deferred", "disk", "exclusive", "features", "features.event_messages", "features.rewrite",
             "features.streams", "held_acks", "memory",
             "observers", "observers.client_rates", "observers.observer", "observers.slow_subscriptions", "observers.topic_metrics",
+            "observers.trace_context",
             "outlet", "passed_ids", "rates", "retaining", "session_claims", "session_queues", "sync_gate",
         ),
         # What leaves a worker, and what waits before it leaves.
@@ -220,7 +221,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         # What a client sends, and above it the dispatch by packet type.
         ("packets", "packets.acknowledge", "packets.connect", "packets.publish", "packets.subscribe"),
         ("protocol",),
-        ("authorization", "login", "observers.traces", "sansio", "turn"),
+        ("authorization", "login", "observers.spans", "observers.traces", "sansio", "turn"),
         ("cluster_exclusive", "cluster_sessions", "connection", "event_feed", "hook_dispatch", "observers.observers"),
         # Parts that act on connections, one step of a pass each.
         ("access_checks", "backpressure", "command_queue", "features.mountpoint", "inlets", "intake", "push_back"),

@@ -47,6 +47,13 @@ OTHER = {
     ("log", "console_handler", "level"): ("log", "level"),
     ("sys_topics", "sys_msg_interval"): ("sys", "msg_interval"),
     ("sys_topics", "sys_heartbeat_interval"): ("sys", "heartbeat_interval"),
+    **{
+        ("opentelemetry", *path): ("opentelemetry", *path)
+        for path in (
+            ("metrics", "enable"), ("metrics", "interval"), ("traces", "enable"), ("traces", "max_queue_size"),
+            ("traces", "scheduled_delay"), ("traces", "filter", "trace_all"),
+        )
+    },
     ("retainer", "max_retained_messages"): ("retainer", "max_messages"),
     ("retainer", "backend", "max_retained_messages"): ("retainer", "max_messages"),
 }
@@ -62,6 +69,7 @@ TAKEN_OF_RULES = ("sql", "enable", "name", "description")
 REMARKS = {
     "dashboard": "see docs/configuration.md",
     "rule_engine": "there is nothing like it here",
+    "opentelemetry": "data is sent by OTLP over HTTP, port 4318 of a collector; see docs/opentelemetry.md",
     "bridges": "connectors, actions and sources replace them since EMQX 5.4",
 }
 

@@ -6,12 +6,13 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator
 
-from shardbroker.config.base import Section
+from shardbroker.config.base import Live, Section
 from shardbroker.config.connectors import File, Secrets
 from shardbroker.config.packages import missing_packages
-from shardbroker.config.units import Allowed, Duration
+from shardbroker.config.units import Allowed, Duration, Number, Whole
+from shm.roles import MANAGER, WORKER
 
-__all__ = ["ENDPOINT", "OpenTelemetry", "OtlpExporter", "OtlpMetrics"]
+__all__ = ["ENDPOINT", "OpenTelemetry", "OtlpExporter", "OtlpMetrics", "OtlpTraces", "TraceFilter"]
 
 PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 """Packages of the extra `opentelemetry`."""
@@ -26,8 +27,12 @@ TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}"
 """Name of a header, RFC 9110."""
 OWN_HEADERS = ("content-type", "content-encoding", "content-length", "transfer-encoding", "host", "connection")
 """Headers that the exporter sets."""
-METRICS_PATH = "/v1/metrics"
-"""Path of metrics, OTLP 1.0."""
+PATHS = {"metrics": "/v1/metrics", "traces": "/v1/traces"}
+"""Signal -> its path, OTLP 1.0."""
+QUEUE_MAX = 16384
+"""Most spans that wait in a worker: 30 MB with the longest texts."""
+SPANS_MAX = 100_000
+"""Most spans in a second: as many as a process encodes in three."""
 LONGEST_S = 3600.0
 """Longest interval, seconds: a counter that is sent less often shows nothing."""
 HELP = "http://HOST:PORT or https://HOST:PORT, a path allowed"
@@ -50,10 +55,12 @@ Endpoint = Annotated[str, AfterValidator(_endpoint), Allowed(HELP)]
 
 
 class OtlpExporter(Section):
-    """The collector, or the service, that receives metrics."""
+    """The collector, or the service, that receives metrics and traces."""
 
     endpoint: Endpoint = Field(
-        ENDPOINT, max_length=2048, description="URL of OTLP over HTTP; `/v1/metrics` is added unless the path ends with it."
+        ENDPOINT,
+        max_length=2048,
+        description="URL of OTLP over HTTP. `/v1/metrics` and `/v1/traces` are added; one of them at the end is replaced.",
     )
     headers: Secrets = Field(
         {},
@@ -84,11 +91,12 @@ class OtlpExporter(Section):
                 raise ValueError(f"allowed are values of {allowed}, unlike that of {name[:100]!r}")
         return value
 
-    @property
-    def metrics_url(self) -> str:
-        """The URL that metrics are sent to."""
+    def url(self, signal: str) -> str:
+        """Returns the URL that `metrics` or `traces` are sent to."""
         base = self.endpoint.rstrip("/")
-        return base if base.endswith(METRICS_PATH) else base + METRICS_PATH
+        for path in PATHS.values():
+            base = base.removesuffix(path)
+        return base + PATHS[signal]
 
 
 class OtlpMetrics(Section):
@@ -98,13 +106,56 @@ class OtlpMetrics(Section):
     interval: Duration = Field(10.0, ge=1, le=LONGEST_S, description="Time between two exports.")
 
 
+class TraceFilter(Section):
+    """Which messages have spans."""
+
+    trace_all: bool = Field(
+        False,
+        description="Whether a trace begins with each message that a client publishes without `traceparent`; else such messages "
+        "have no spans.",
+    )
+    sample_ratio: Annotated[Number, Field(ge=0, le=1)] = Field(
+        1.0, description="With `trace_all`, the part of those messages that is traced, 0 to 1."
+    )
+
+
+class OtlpTraces(Section):
+    """Spans of messages, sent by OTLP. They need `pip install 'shardbroker[opentelemetry]'`."""
+
+    enable: bool = Field(False, description="Whether messages whose `traceparent` has the flag sampled have spans.")
+    max_queue_size: Whole = Field(
+        2048,
+        ge=1,
+        le=QUEUE_MAX,
+        description="Most spans that wait in a worker for an export; further ones are dropped and counted.",
+    )
+    scheduled_delay: Duration = Field(
+        5.0, ge=0.1, le=LONGEST_S, description="Time between two exports; the next one follows at once if more spans wait than fit."
+    )
+    max_spans_per_second: Whole = Field(
+        1000,
+        ge=1,
+        le=SPANS_MAX,
+        description="Most spans of this node in a second, an equal part for each worker; further ones are dropped and counted.",
+    )
+    filter: TraceFilter = TraceFilter()
+
+
 class OpenTelemetry(Section):
-    """Metrics for a collector of OpenTelemetry, sent by OTLP over HTTP; docs/opentelemetry.md."""
+    """Metrics and traces for a collector of OpenTelemetry, sent by OTLP over HTTP; docs/opentelemetry.md."""
 
     exporter: OtlpExporter = OtlpExporter()
     metrics: OtlpMetrics = OtlpMetrics()
+    traces: Annotated[OtlpTraces, Live(WORKER, MANAGER)] = OtlpTraces()
 
     @property
-    def missing(self) -> str | None:
-        """An error message that names missing packages; None if nothing is sent or all are there."""
-        return missing_packages("opentelemetry.metrics.enable", PACKAGES, "opentelemetry") if self.metrics.enable else None
+    def enabled(self) -> tuple[str, ...]:
+        """The signals that are sent: metrics, traces."""
+        return tuple(name for name in PATHS if getattr(self, name).enable)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Key that switches a signal on -> an error message that names missing packages; empty if all are there."""
+        keys = [f"opentelemetry.{name}.enable" for name in self.enabled]
+        found = {key: missing_packages(key, PACKAGES, "opentelemetry") for key in keys}
+        return {key: text for key, text in found.items() if text is not None}

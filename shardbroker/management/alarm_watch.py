@@ -98,7 +98,8 @@ class AlarmWatch:
         text = "clients are turned away until ctl node evacuate stop" if is_evacuated else "clients are accepted"
         evacuation = self._evacuation.look(is_evacuated, text, now_ms)
         failing_exports = self.telemetry.alarm if self.telemetry is not None else ""
-        exports = self._exports.look(bool(failing_exports), failing_exports or "metrics are exported, or need not be", now_ms)
+        text = failing_exports or "metrics and spans are exported, or need not be"
+        exports = self._exports.look(bool(failing_exports), text, now_ms)
         found = (memory, loss, backends, rules, gateways, evacuation, exports)
         # link-0 stores retained messages too, those of other nodes.
         writers = [*workers, *(self._counters.of(place.slot) for place in self._topology.places_of("link"))]

@@ -101,6 +101,9 @@ async def gather(context: Context) -> list[AnyFamily]:
     if context.configuration.settings.opentelemetry.metrics.enable:
         rows = [({"result": result}, count) for result, count in context.telemetry.counts.items()]
         found.append(_family("opentelemetry_exports", "counter", "Exports of metrics by OTLP.", rows))
+    if context.configuration.settings.opentelemetry.traces.enable:
+        rows = [({"result": result}, count) for result, count in context.telemetry.spans.items()]
+        found.append(_family("opentelemetry_spans", "counter", "Spans of messages by what has become of them.", rows))
     return found
 
 

@@ -4,7 +4,7 @@
     ClientEvents    log lines and $SYS messages about clients, bans                     SysPublisher  heartbeat and statistics
     AlarmWatch      conditions, alarms                                                  Traces        trace files
     ControlServer   verbs of `ctl` and REST                                             ScrapeServer  metrics for Prometheus
-    Telemetry       metrics for OpenTelemetry
+    Telemetry       metrics and spans for OpenTelemetry
 """
 
 import asyncio
@@ -58,7 +58,7 @@ from shardbroker.management.server import ControlServer
 from shardbroker.management.sinks import SinkKind, Sinks
 from shardbroker.management.streams import Streams
 from shardbroker.management.sys_publisher import SYS_WORKER, SysPublisher
-from shardbroker.management.telemetry import Telemetry
+from shardbroker.management.telemetry import Taken, Telemetry
 from shardbroker.management.topic_metrics import SAMPLE_S, TopicMetrics
 from shardbroker.management.tracing import Traces
 from shardbroker.management.workers import Workers
@@ -163,7 +163,7 @@ class _Manager:
         core = CoreCalls(topology)
         cluster_settings = ClusterSettings(topology, self._configuration, core, self._log)
         self._alarms.cluster_settings = cluster_settings
-        self._telemetry = telemetry = Telemetry(topology, settings.opentelemetry, self._figures, self._log)
+        self._telemetry = telemetry = Telemetry(topology, settings.opentelemetry, self._figures, self._log, self._spans)
         self._alarms.telemetry = telemetry
         self._context = context = Context(
             topology,
@@ -313,6 +313,10 @@ class _Manager:
 
     async def _figures(self) -> list[dict[str, Any]]:
         return plain(await gather(self._context))
+
+    async def _spans(self, most: int) -> list[Taken | None]:
+        """Takes about `most` bytes of spans from each worker."""
+        return await self._workers.call_available("spans", most=most)
 
     def _prepare(self, settings: Settings) -> None:
         """Rules of a file are put where workers read them if settings name other ones; those of the same file are read again by a

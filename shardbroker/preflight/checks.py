@@ -225,12 +225,10 @@ def _api(settings: Settings) -> Iterator[Finding]:
 
 
 def _opentelemetry(settings: Settings) -> Iterator[Finding]:
-    key, exporter = "opentelemetry.metrics.enable", settings.opentelemetry.exporter
-    if not settings.opentelemetry.metrics.enable:
-        return
-    if settings.opentelemetry.missing is not None:
-        yield Finding(key, f"{key}: must be false or have its libraries, got true: {settings.opentelemetry.missing}")
-    if exporter.metrics_url.startswith("https:"):
+    exporter = settings.opentelemetry.exporter
+    for key, text in settings.opentelemetry.missing.items():
+        yield Finding(key, f"{key}: must be false or have its libraries, got true: {text}")
+    if settings.opentelemetry.enabled and exporter.endpoint.startswith("https:"):
         try:
             context_of(HttpConnection(**{name: getattr(exporter, name) for name in TLS_KEYS}), "opentelemetry.exporter")
         except ConnectionSettingError as error:

@@ -100,7 +100,7 @@ cdef class ClientOutput(Timed):
         counters[<int>MESSAGES_QOS0_SENT + qos] += 1
         self.touch()
         if unlikely(self.context.watch):
-            self.context.watcher.sent(self, publication, qos, retain, dup, packet_id)
+            self.context.watcher.sent(self, publication, qos, retain, dup, packet_id, ids)
         if self.context.hooks & HOOK_MESSAGE_DELIVERED and not dup:
             self.context.delivered(self, publication, qos, retain)
         return 1

@@ -1,7 +1,8 @@
-"""The interface of observers of single messages and packets: traces, slow subscriptions, topic metrics, client rates.
+"""The interface of observers of single messages and packets: traces, slow subscriptions, topic metrics, client rates, spans.
 
-`WorkerContext.watch` has a bit for each; while it is 0 no method is called, and each call site costs one test. No method raises, waits, or
-changes its arguments. worker/observers/ implements it; the layers below use this class.
+`WorkerContext.watch` has a bit for each; while it is 0 no method is called, and each call site costs one test. No method raises or
+waits. None changes its arguments, but `begins` and `sent`, which put the context of a span into a message.
+worker/observers/ implements it; the layers below use this class.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
@@ -17,6 +18,7 @@ cdef enum Watch:                           # bits of WorkerContext.watch
     WATCH_SLOW = 2                         # subscriptions
     WATCH_TOPICS = 4
     WATCH_RATES = 8                        # of clients
+    WATCH_SPANS = 16                       # for OpenTelemetry
 
 
 cdef class Watcher:
@@ -25,7 +27,12 @@ cdef class Watcher:
     cdef void received(self, object channel, uint8_t first, const uint8_t* body, uint32_t size) noexcept
     cdef void published(self, object channel, const PublishView* view) noexcept
     cdef void publishes(self, object channel, const PublishView* view, Publication publication, bint wanted) noexcept
-    cdef void sent(self, object link, Publication publication, uint8_t qos, bint retain, bint dup, uint16_t packet_id) noexcept
+    # `ids`: encoded subscription identifiers behind the properties of the publication, or None.
+    cdef void sent(
+        self, object link, Publication publication, uint8_t qos, bint retain, bint dup, uint16_t packet_id, bytes ids) noexcept
+    # A PUBLISH of a client is about to be routed; True: ended() has to be called when it was.
+    cdef bint begins(self, object channel, Publication publication) noexcept
+    cdef void ended(self) noexcept
     # `codes`: of a SUBACK or UNSUBACK; None for other packets.
     cdef void acked(self, object link, uint8_t first, uint16_t packet_id, uint8_t reason_code, bytes codes) noexcept
     cdef void replied(self, object channel, bytes packet) noexcept

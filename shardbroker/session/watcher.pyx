@@ -13,7 +13,15 @@ cdef class Watcher:
     cdef void publishes(self, object channel, const PublishView* view, Publication publication, bint wanted) noexcept:
         pass
 
-    cdef void sent(self, object link, Publication publication, uint8_t qos, bint retain, bint dup, uint16_t packet_id) noexcept:
+    cdef void sent(
+        self, object link, Publication publication, uint8_t qos, bint retain, bint dup, uint16_t packet_id, bytes ids,
+    ) noexcept:
+        pass
+
+    cdef bint begins(self, object channel, Publication publication) noexcept:
+        return False
+
+    cdef void ended(self) noexcept:
         pass
 
     cdef void acked(self, object link, uint8_t first, uint16_t packet_id, uint8_t reason_code, bytes codes) noexcept:

@@ -1,4 +1,4 @@
-"""For the manager: settings and figures on standard input, outcomes on standard output; see `shardbroker.management.telemetry`."""
+"""For the manager: settings and data on standard input, outcomes on standard output; see `shardbroker.management.telemetry`."""
 
 import os
 import signal
@@ -19,17 +19,24 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of a library is not an outcome
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         del os.environ[name]  # the settings of the broker are those of a file that it checks
-    from shardbroker.telemetry.exporter import Exporter
+    from shardbroker.telemetry.exporter import Exporter, SpanExporter
     from shardbroker.telemetry.points import Points
+    from shardbroker.telemetry.spans import Spans
 
     settings = read_frame(sys.stdin.buffer)
     if settings is None:
         return
-    exporter, points = Exporter(settings), Points(settings["attributes"], settings["started_ns"])
     with suppress(BrokenPipeError):  # the manager has ended meanwhile
-        out.write(frame_of(""))
-        while (figures := read_frame(sys.stdin.buffer)) is not None:
-            out.write(frame_of(exporter.export(points.data(figures["families"], figures["at_ns"]))))
+        if settings["signal"] == "traces":
+            spans, span_exporter = Spans(settings["attributes"]), SpanExporter(settings)
+            out.write(frame_of(""))
+            while (texts := read_frame(sys.stdin.buffer)) is not None:
+                out.write(frame_of(span_exporter.export(spans.read(texts))))
+        else:
+            points, exporter = Points(settings["attributes"], settings["started_ns"]), Exporter(settings)
+            out.write(frame_of(""))
+            while (figures := read_frame(sys.stdin.buffer)) is not None:
+                out.write(frame_of(exporter.export(points.data(figures["families"], figures["at_ns"]))))
 
 
 main()

@@ -1,19 +1,23 @@
-"""The exporter of the library, over a session that bounds what a server answers and keeps the reason of a failure."""
+"""The exporters of the library, over a session that bounds what a server answers and keeps the reason of a failure."""
 
 import logging
 import ssl
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import requests
 from google.protobuf.message import DecodeError
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
 
-__all__ = ["Exporter"]
+__all__ = ["Exporter", "SpanExporter"]
 
 ANSWER_MAX = 65536
 """Most bytes of an answer that are read: a collector answers with a few."""
@@ -26,15 +30,12 @@ CAUSES_MAX = 10
 
 
 class Exporter:
-    """Sends data to one URL. settings: url, headers, timeout_s, tls_ca, tls_cert, tls_key, tls_verify."""
+    """Sends metrics to one URL. settings: url, headers, timeout_s, tls_ca, tls_cert, tls_key, tls_verify."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        warnings.simplefilter("ignore")  # of tls_verify = false, with each request
-        for name in ("opentelemetry", "urllib3"):  # what they log is in the reason
-            logging.getLogger(name).addHandler(logging.NullHandler())
-            logging.getLogger(name).propagate = False
+        _silence()
         self._timeout_s = settings["timeout_s"]
-        self._session = _Session(settings)
+        self._session = _Session(settings, _rejected_points)
         self._exporter = OTLPMetricExporter(
             settings["url"],
             headers=settings["headers"],
@@ -53,12 +54,44 @@ class Exporter:
         return self._session.rejected
 
 
-class _Session(requests.Session):
-    """Follows no redirect, reads no more of an answer than it has to, and takes neither proxies nor passwords from the environment.
-    `problem`: what was wrong with the last request; `rejected`: what the collector has rejected of data that it accepted."""
+class SpanExporter:
+    """Sends spans to one URL. settings: as those of an Exporter."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
+        _silence()
+        self._session = _Session(settings, _rejected_spans)
+        self._exporter = OTLPSpanExporter(
+            settings["url"],
+            headers=settings["headers"],
+            timeout=settings["timeout_s"],
+            compression=Compression.Gzip,
+            session=self._session,
+        )
+
+    def export(self, spans: Sequence[ReadableSpan]) -> str:
+        """Sends spans in one request, with retries until the timeout. Returns what went wrong; empty if all were accepted."""
+        self._session.problem = self._session.rejected = ""
+        if self._exporter.export(spans) is not SpanExportResult.SUCCESS:
+            return self._session.problem or "spans could not be encoded"
+        return self._session.rejected
+
+
+def _silence() -> None:
+    """Drops what the libraries log: it is in the reason, or is about a tracestate of a client."""
+    warnings.simplefilter("ignore")  # of tls_verify = false, with each request
+    for name in ("opentelemetry", "urllib3"):
+        logging.getLogger(name).addHandler(logging.NullHandler())
+        logging.getLogger(name).propagate = False
+
+
+class _Session(requests.Session):
+    """Follows no redirect, reads no more of an answer than it has to, and takes neither proxies nor passwords from the environment.
+    `problem`: what was wrong with the last request; `rejected`: what the collector has rejected of data that it accepted, which
+    rejected_in reads from the body of an answer."""
+
+    def __init__(self, settings: Mapping[str, Any], rejected_in: Callable[[bytes], str]) -> None:
         super().__init__()
+        self._rejected_in = rejected_in
         self.trust_env = False
         self.problem = self.rejected = ""
         self._timeout_s = settings["timeout_s"]
@@ -79,7 +112,7 @@ class _Session(requests.Session):
         if len(body) > ANSWER_MAX:
             response.close()
         if 200 <= response.status_code < 300:
-            self.rejected = self.rejected or _rejected(body)
+            self.rejected = self.rejected or self._rejected_in(body)
             return response
         self.problem = f"answered {response.status_code} {response.reason or ''}".rstrip()[:SHOWN_MAX]
         if response.status_code < 400:  # the library would take it for a success
@@ -114,8 +147,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     yield from found
 
 
-def _rejected(body: bytes) -> str:
-    """Returns what a collector has rejected; empty if all was accepted."""
+def _rejected_points(body: bytes) -> str:
+    """Returns what a collector has rejected of metrics; empty if all was accepted."""
     try:
         partial = ExportMetricsServiceResponse.FromString(body).partial_success
     except DecodeError:
@@ -123,6 +156,17 @@ def _rejected(body: bytes) -> str:
     if not partial.rejected_data_points:
         return ""
     return f"{partial.rejected_data_points} data points rejected: {partial.error_message}"[:SHOWN_MAX]
+
+
+def _rejected_spans(body: bytes) -> str:
+    """Returns what a collector has rejected of spans; empty if all were accepted."""
+    try:
+        partial = ExportTraceServiceResponse.FromString(body).partial_success
+    except DecodeError:
+        return ""
+    if not partial.rejected_spans:
+        return ""
+    return f"{partial.rejected_spans} spans rejected: {partial.error_message}"[:SHOWN_MAX]
 
 
 def _system_certificates() -> str | bool:

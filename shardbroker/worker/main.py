@@ -252,7 +252,7 @@ def _start(topology: Topology, number: int) -> Worker:
     worker.in_force = in_force
     worker.holds_clients = arrival is not None
     worker.evacuation = Evacuation(worker)
-    observers = Observers(worker.router, number)
+    observers = Observers(worker.router, number, topology.workers)
     observers.configure(topology.settings)
     (access,) = topology.sending_ends("access", number)
     gate = AuthClient(lambda: in_force.settings, topology.data_dir, topology.runtime_dir, access)

@@ -562,7 +562,7 @@ def test_the_number_of_workers_changes_under_a_client() -> None:
         client.ping()
 
 
-def test_metrics_by_opentelemetry_are_switched(served: ApiBroker, rest: Rest, viewer: Rest) -> None:
+def test_metrics_and_traces_by_opentelemetry_are_switched(served: ApiBroker, rest: Rest, viewer: Rest) -> None:
     port = free_port()
     with receiver(port) as collector:
         before = rest.good("GET", "/opentelemetry")
@@ -576,13 +576,28 @@ def test_metrics_by_opentelemetry_are_switched(served: ApiBroker, rest: Rest, vi
         until(lambda: collector.received, lambda: served.log, timeout_s=60)
         for wrong in (
             {"metrics": {"interval": "1ms"}}, {"exporter": {"endpoint": "grpc://127.0.0.1:4317"}}, {"exporter": {"port": 1}},
-            {"exporter": {"headers": {"authorization": "Bearer x"}}}, {"exporter": {"headers": 7}}, {"traces": {"enable": True}},
+            {"exporter": {"headers": {"authorization": "Bearer x"}}}, {"exporter": {"headers": 7}}, {"logs": {"enable": True}},
+            {"traces": {"filter": {"sample_ratio": 2}}}, {"traces": {"filter": {"trace_mode": "e2e"}}},
+            {"traces": {"max_queue_size": 0}},
             {},
         ):  # fmt: skip
             assert rest.refused("PUT", "/opentelemetry", wrong) == (400, "BAD_REQUEST"), wrong
         assert viewer.refused("PUT", "/opentelemetry", {"metrics": {"enable": False}})[0] == 403
         assert rest.good("PUT", "/opentelemetry", {"metrics": {"enable": False}})["metrics"] == {"enable": False, "interval": "1s"}
-        for key in ("exporter.endpoint", "metrics.enable", "metrics.interval"):
+        filter = {"trace_all": True, "sample_ratio": 1.0}
+        traces = {**before["traces"], "enable": True, "scheduled_delay": "200ms", "filter": filter}
+        assert before["traces"] == {
+            "enable": False, "max_queue_size": 2048, "scheduled_delay": "5s", "max_spans_per_second": 1000,
+            "filter": {"trace_all": False, "sample_ratio": 1.0},
+        }  # fmt: skip
+        changed = rest.good("PUT", "/opentelemetry", {"traces": traces})
+        assert changed["changed"]["needs_restart"] == [] and changed["traces"] == traces
+        with Client(served.address, 4) as client:
+            client.publish("a", b"x", 1)
+        assert until(lambda: collector.spans, lambda: served.log, timeout_s=60)[0].name == "process_message"
+        keys = ("exporter.endpoint", "metrics.enable", "metrics.interval", "traces.enable", "traces.scheduled_delay",
+                "traces.filter.trace_all")  # fmt: skip
+        for key in keys:
             rest.good("POST", f"/configs_reset/opentelemetry.{key}")
 
 

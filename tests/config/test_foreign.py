@@ -62,6 +62,11 @@ listeners.ws.default { bind = 0.0.0.0:8083, websocket.mqtt_path = "/ws" }
 log.console.level = warning
 sys_topics { sys_msg_interval = 1m }
 authentication = [ { mechanism = password_based, backend = built_in_database } ]
+opentelemetry {
+  exporter { endpoint = "http://collector:4317", headers { authorization = "Bearer x" } }
+  metrics { enable = true, interval = 30s }
+  traces { enable = true, max_queue_size = 4096, scheduled_delay = 2s, filter { trace_mode = legacy, trace_all = true } }
+}
 """
 
 
@@ -101,6 +106,11 @@ def test_emqx(tmp_path: Path) -> None:
     assert settings.listeners["ws-default"].websocket.path == "/ws"
     assert (settings.log.level, settings.sys.msg_interval) == ("warning", 60)
     said = "\n".join(imported.remarks)
+    telemetry = settings.opentelemetry
+    assert (telemetry.metrics.enable, telemetry.metrics.interval) == (True, 30)
+    traces = telemetry.traces
+    assert (traces.enable, traces.max_queue_size, traces.scheduled_delay, traces.filter.trace_all) == (True, 4096, 2, True)
+    assert "opentelemetry.exporter.endpoint = http://collector:4317: data is sent by OTLP over HTTP, port 4318" in said
     for word in ("node.cookie", "mqtt.mqueue_priorities = disabled", "authentication"):
         assert word in said
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 DRIP_S = 0.3
 """Between two bytes of an answer that does not end: below each limit of a read."""
@@ -48,6 +50,30 @@ class Received:
         return values(self.metrics[name])[(*sorted((label, str(one)) for label, one in labels.items()),)]
 
 
+@dataclass(frozen=True)
+class ReceivedSpans:
+    """One request with spans."""
+
+    path: str
+    headers: dict[str, str]
+    data: ExportTraceServiceRequest
+
+    @property
+    def resource(self) -> dict[str, str]:
+        (one,) = self.data.resource_spans
+        return {pair.key: pair.value.string_value for pair in one.resource.attributes}
+
+    @property
+    def spans(self) -> list[Span]:
+        (one,) = self.data.resource_spans
+        return [span for scope in one.scope_spans for span in scope.spans]
+
+
+def attributes(span: Span) -> dict[str, Any]:
+    """Attributes of a span by name."""
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in span.attributes}
+
+
 def values(metric: Metric) -> dict[tuple[tuple[str, str], ...], float]:
     """Values of a counter or gauge by labels."""
     points = getattr(metric, metric.WhichOneof("data")).data_points
@@ -60,10 +86,12 @@ def values(metric: Metric) -> dict[tuple[tuple[str, str], ...], float]:
 
 
 class Receiver:
-    """`received`: requests that were accepted. `answer`: what becomes of further ones, `ok` or the name of a method of `Faults`."""
+    """`received`: requests that were accepted; `traces`: those with spans. `answer`: what becomes of further
+    ones, `ok` or the name of a method of `Faults`."""
 
     def __init__(self, port: int, context: ssl.SSLContext | None = None) -> None:
         self.received: list[Received] = []
+        self.traces: list[ReceivedSpans] = []
         self.refused = 0
         self.answer = "ok"
         self.done = threading.Event()
@@ -74,6 +102,11 @@ class Receiver:
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
+
+    @property
+    def spans(self) -> list[Span]:
+        """All that have arrived, in the order of requests."""
+        return [span for one in self.traces for span in one.spans]
 
     def close(self) -> None:
         self.done.set()
@@ -119,10 +152,18 @@ def _handler(owner: Receiver) -> type[BaseHTTPRequestHandler]:
             if self.headers["Content-Encoding"] == "gzip":
                 body = gzip.decompress(body)
             headers = {name.lower(): value for name, value in self.headers.items()}
-            answer = ExportMetricsServiceResponse()
             if owner.answer == "slow":
                 owner.done.wait(0.5)
-            elif owner.answer == "partial":
+            if self.path.endswith("/v1/traces"):
+                spans = ExportTraceServiceResponse()
+                if owner.answer == "partial":
+                    spans.partial_success.rejected_spans = 3
+                    spans.partial_success.error_message = "too old"
+                owner.traces.append(ReceivedSpans(self.path, headers, ExportTraceServiceRequest.FromString(body)))
+                self._send(200, spans.SerializeToString())
+                return
+            answer = ExportMetricsServiceResponse()
+            if owner.answer == "partial":
                 answer.partial_success.rejected_data_points = 3
                 answer.partial_success.error_message = "too old"
             owner.received.append(Received(self.path, headers, ExportMetricsServiceRequest.FromString(body)))

@@ -249,9 +249,12 @@ def test_an_export_under_way_is_given_up_for_other_settings() -> None:
     async def figures() -> list[dict[str, Any]]:
         return plain([Family("a", "gauge", "text", [({}, 1)])])
 
+    async def no_spans(_: int) -> list[Any]:
+        return []
+
     async def change(one: Receiver, other: Receiver) -> dict[str, int]:
         topology: Any = SimpleNamespace(node_name="n@127.0.0.1", started_ms=time.time_ns() // 1_000_000)
-        telemetry = Telemetry(topology, first, figures, Log())
+        telemetry = Telemetry(topology, first, figures, Log(), no_spans)
         running = asyncio.create_task(telemetry.run())
         while not one.refused:
             await asyncio.sleep(0.01)

@@ -34,7 +34,7 @@ async def change_section(call: Call, root: str, body: dict[str, Any], cluster: b
 
 @router.get("/opentelemetry")
 async def show_opentelemetry(call: Call) -> dict[str, Any]:
-    """Whether, how and where metrics are sent by OTLP. Values of headers are masked."""
+    """Whether, how and where metrics and traces are sent by OTLP. Values of headers are masked."""
     return await section_of(call, "opentelemetry")
 
 

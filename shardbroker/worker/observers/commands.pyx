@@ -39,6 +39,13 @@ def topic_counts(worker: Any, args: dict[str, Any]) -> dict[bytes, list[int]]:
     return found
 
 
+@command("spans")
+def spans(worker: Any, args: dict[str, Any]) -> list[Any]:
+    """Returns and forgets about `most` bytes of spans; see Spans.take()."""
+    found: list[Any] = worker.router.watcher.spans.take(args["most"])
+    return found
+
+
 @command("loudest")
 def loudest(worker: Any, args: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the `most` loudest clients of the last window; None: no window is complete yet."""

@@ -5,6 +5,7 @@ from shardbroker.session.context cimport WorkerContext
 from shardbroker.session.watcher cimport Watcher
 from shardbroker.worker.observers.client_rates cimport ClientRates
 from shardbroker.worker.observers.slow_subscriptions cimport SlowSubscriptions
+from shardbroker.worker.observers.spans cimport Spans
 from shardbroker.worker.observers.topic_metrics cimport TopicMetrics
 from shardbroker.worker.observers.traces cimport Traces
 
@@ -16,3 +17,4 @@ cdef class Observers(Watcher):
     cdef readonly SlowSubscriptions slow_subscriptions
     cdef readonly TopicMetrics topic_metrics
     cdef readonly ClientRates client_rates
+    cdef readonly Spans spans

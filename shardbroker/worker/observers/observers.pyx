@@ -8,7 +8,7 @@ from shardbroker.mqtt.codec cimport PublishView
 from shardbroker.pubsub.message cimport Publication
 from shardbroker.session.delivery cimport Delivery
 from shardbroker.session.session cimport Session
-from shardbroker.session.watcher cimport WATCH_RATES, WATCH_SLOW, WATCH_TOPICS, WATCH_TRACES
+from shardbroker.session.watcher cimport WATCH_RATES, WATCH_SLOW, WATCH_SPANS, WATCH_TOPICS, WATCH_TRACES
 from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.observers.traces cimport client_id_of
 from shardbroker.worker.router cimport Router
@@ -18,20 +18,22 @@ __all__ = ["Observers"]
 
 @final
 cdef class Observers(Watcher):
-    """number: of the worker."""
+    """number: of the worker. workers: how many this node has."""
 
-    def __init__(self, Router router not None, int number) -> None:
+    def __init__(self, Router router not None, int number, int workers) -> None:
         self.context = router
         self.traces = Traces(router, router.reporter, number)
         self.slow_subscriptions = SlowSubscriptions(router)
         self.topic_metrics = TopicMetrics(router)
         self.client_rates = ClientRates(router)
+        self.spans = Spans(router, workers)
         router.watcher = self
 
     def configure(self, settings) -> None:
-        """Applies the sections `slow_subs` and `topic_metrics`."""
+        """Applies the sections `slow_subs`, `topic_metrics` and `opentelemetry.traces`."""
         self.slow_subscriptions.configure(settings.slow_subs)
         self.topic_metrics.configure(settings.topic_metrics.topics)
+        self.spans.configure(settings.opentelemetry.traces)
 
     # --- packets ----------------------------------------------------------------------------------------------------------------
 
@@ -47,11 +49,15 @@ cdef class Observers(Watcher):
         self.published(channel, view)
         self.routed(publication, wanted)
 
-    cdef void sent(self, object link, Publication publication, uint8_t qos, bint retain, bint dup, uint16_t packet_id) noexcept:
+    cdef void sent(
+        self, object link, Publication publication, uint8_t qos, bint retain, bint dup, uint16_t packet_id, bytes ids,
+    ) noexcept:
         cdef Channel channel = <Channel>link
         cdef uint32_t watch = self.context.watch
         cdef bint measured = watch & WATCH_SLOW and qos == 0 and not retain and self.slow_subscriptions.measures_sending()
         cdef bytes topic, client_id = client_id_of(channel)
+        if watch & WATCH_SPANS:
+            self.spans.delivered(channel, publication, qos, retain, dup, ids)
         if watch & WATCH_RATES:
             self.client_rates.sent(client_id, publication)
         if not watch & (WATCH_TRACES | WATCH_TOPICS) and not measured:
@@ -65,6 +71,12 @@ cdef class Observers(Watcher):
             self.slow_subscriptions.sent(channel.session, publication, topic)
         if watch & WATCH_TRACES:
             self.traces.sent(channel, publication, topic, qos, retain, dup, packet_id)
+
+    cdef bint begins(self, object channel, Publication publication) noexcept:
+        return self.context.watch & WATCH_SPANS and self.spans.begin(<Channel>channel, publication)
+
+    cdef void ended(self) noexcept:
+        self.spans.end()
 
     cdef void acked(self, object link, uint8_t first, uint16_t packet_id, uint8_t reason_code, bytes codes) noexcept:
         if self.context.watch & WATCH_TRACES:
@@ -124,3 +136,5 @@ cdef class Observers(Watcher):
             self.traces.tick()
         if self.context.watch & WATCH_RATES:
             self.client_rates.tick()
+        if self.context.watch & WATCH_SPANS:
+            self.spans.tick()

@@ -94,9 +94,13 @@ cdef bint on_publish(Channel channel, uint8_t first, const uint8_t* body, uint32
 
 
 cdef bint publish(Channel channel, TopicEntry entry, Publication publication, PublishView* view, uint64_t at_ms) except -1:
-    cdef bint has_subscribers = True
     if unlikely(channel.context.watch):
-        watch_publish(channel, entry, publication, view, at_ms)
+        return publish_watched(channel, entry, publication, view, at_ms)
+    return route(channel, entry, publication, view, at_ms)
+
+
+cdef inline bint route(Channel channel, TopicEntry entry, Publication publication, PublishView* view, uint64_t at_ms) except -1:
+    cdef bint has_subscribers = True
     if at_ms:
         channel.router.retries.delay(publication, at_ms)
     else:
@@ -116,12 +120,16 @@ cdef inline int acknowledge(Channel channel, int qos, uint16_t packet_id, bint h
     return 0
 
 
-cdef int watch_publish(Channel channel, TopicEntry entry, Publication publication, PublishView* view, uint64_t at_ms) except -1:
+cdef bint publish_watched(Channel channel, TopicEntry entry, Publication publication, PublishView* view, uint64_t at_ms) except -1:
+    cdef bint has_span = channel.context.watcher.begins(channel, publication)
     if at_ms:
         channel.context.watcher.published(channel, view)       # it is routed when it is due
     else:
         channel.context.watcher.publishes(channel, view, publication, not entry.is_empty())
-    return 0
+    route(channel, entry, publication, view, at_ms)
+    if has_span:
+        channel.context.watcher.ended()
+    return True
 
 
 # --- topic ----------------------------------------------------------------------------------------------------------------------
@@ -379,6 +387,7 @@ cdef inline uint64_t expires_ms(Router router, PublishView* view) noexcept:
 
 cdef bint publish_hooked(Channel channel, Publication publication, PublishView* view, uint64_t at_ms) except -1:
     """The end of on_publish() for what callbacks of message.publish make of a message."""
+    cdef bint has_span = unlikely(channel.context.watch) and channel.context.watcher.begins(channel, publication)
     cdef Message message = channel.context.hooked.publish(publication)
     cdef int decision = GO_ON
     publication.message = None
@@ -392,6 +401,8 @@ cdef bint publish_hooked(Channel channel, Publication publication, PublishView* 
         publish_refused(channel, channel.session, view.qos, view.packet_id)
     elif not publish_decided(channel, channel.session, message, view.qos, view.packet_id, at_ms):
         channel.context.hooked.wait(channel)
+    if has_span:
+        channel.context.watcher.ended()    # also if hook servers have not answered yet
     return True
 
 
