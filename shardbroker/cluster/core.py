@@ -8,6 +8,7 @@
     <prefix>config/<key>   a setting of all nodes: shardbroker/config/cluster_values.py
     <prefix>changed/config id, by: replaced by every change of a setting, so that of two changes at the same time one fails
     <prefix>applied/<n>    what a node has applied of them: revision, errors, restart, shadowed: under its lease
+    <prefix>adopted/<uuid> of a data directory: cluster/adoption.py: for ever, so that it is served by its adopter alone
 
 Values are CBOR maps. A node of `ids/` is linked; one of `members/` with state `up` owns partitions; one of `gone/` loses what
 others keep for it. Only `gone/` removes: a key that is missing proves nothing, since an etcd that was set up again has none. All
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import cbor2
 
 __all__ = [
+    "ADOPTIONS_MAX",
     "APPLIED_MAX",
     "APPLIED_TEXT_MAX",
     "DRAINING",
@@ -57,6 +59,9 @@ SETTINGS_MAX = 200
 SETTING_BYTES_MAX = 20_000
 """Bytes that are kept of a row of `config/`: more than one that can be used has."""
 REVISION_MAX = 1 << 63
+ADOPTIONS_MAX = 10_000
+"""Rows of `adopted/` that are kept, one for each data directory that was ever adopted."""
+TERM_MAX = 1 << 32
 APPLIED_BYTES_MAX = 1 << 16
 """Bytes of a row of `applied/` that is decoded."""
 APPLIED_MAX = 50
@@ -107,6 +112,7 @@ class CoreKeys:
         self.lock = self.prefix + b"lock/core"
         self.settings = self.prefix + b"config/"
         self.changed = self.prefix + b"changed/config"
+        self.adopted = self.prefix + b"adopted/"
 
     def id_of(self, node_id: int) -> bytes:
         return self.prefix + b"ids/%d" % node_id
@@ -119,6 +125,9 @@ class CoreKeys:
 
     def applied_of(self, node_id: int) -> bytes:
         return self.prefix + b"applied/%d" % node_id
+
+    def adoption_of(self, uuid: bytes) -> bytes:
+        return self.adopted + uuid.hex().encode()
 
     def setting_of(self, key: bytes) -> bytes:
         return self.settings + key
@@ -182,6 +191,23 @@ def _check(table: str, value: dict[str, Any]) -> None:
             raise ValueError(f"incarnation: must be 1 to {INCARNATION_MAX}")
 
 
+def _check_adoption(value: dict[str, Any]) -> None:
+    """Raises ValueError for a value that is not of `adopted/`."""
+    for name in ("uuid", "owner_uuid"):
+        if not isinstance(value.get(name), bytes) or len(value[name]) != UUID_BYTES:
+            raise ValueError(f"{name}: must have {UUID_BYTES} bytes")
+    for name in ("name", "owner"):
+        text = value.get(name)
+        if not isinstance(text, str) or not 0 < len(text.encode(errors="replace")) <= TEXT_BYTES_MAX or not text.isprintable():
+            raise ValueError(f"{name}: must be a text of 1 to {TEXT_BYTES_MAX} bytes")
+    for name, most in (("id", NODE_ID_MAX), ("term", TERM_MAX), ("since", INCARNATION_MAX)):
+        number = value.get(name)
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
+            raise ValueError(f"{name}: must be 1 to {most}")
+    if not isinstance(value.get("done"), bool):
+        raise ValueError("done: must be true or false")
+
+
 def is_applied(value: Any) -> bool:
     """Returns whether a value says what a node has applied, within all bounds."""
     if not isinstance(value, dict) or not _is_revision(value.get("revision")):
@@ -220,6 +246,8 @@ class CoreTable:
     """The id of the last change that a node has made, and its revision."""
     left_out: int = 0
     """Rows of `config/` that are not kept."""
+    adoptions: dict[bytes, Row] = field(default_factory=dict)
+    """Rows of `adopted/` by the uuid of the data directory."""
 
     def __post_init__(self) -> None:
         self.epoch = self.before.epoch
@@ -228,6 +256,7 @@ class CoreTable:
         """Takes all keys at a revision: (key, value, revision of its last change)."""
         self.before = self.view()
         self.rows.clear()
+        self.adoptions.clear()
         self.meta, self.changed = b"", (b"", 0)
         for key, value, mod_revision in kvs:
             self._take(key, value, mod_revision)
@@ -262,6 +291,9 @@ class CoreTable:
         if key.startswith(self.keys.settings):
             self._take_setting(key, value, mod_revision)
             return
+        if key.startswith(self.keys.adopted):
+            self._take_adoption(key, value, mod_revision)
+            return
         parsed = self.keys.parsed(key)
         if parsed is None:
             return
@@ -274,10 +306,30 @@ class CoreTable:
             decoded = _decoded(value, APPLIED_BYTES_MAX if parsed[0] == "applied" else VALUE_BYTES_MAX)
             _check(parsed[0], decoded)
         except ValueError as error:
-            if len(self.problems) < PROBLEMS_MAX:
-                self.problems.append(f"{key.decode(errors='replace')}: {error}")
+            self._note(key, error)
             return
         self.rows[parsed] = Row(decoded, mod_revision)
+
+    def _note(self, key: bytes, error: Exception) -> None:
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(f"{key.decode(errors='replace')}: {error}")
+
+    def _take_adoption(self, key: bytes, value: bytes | None, mod_revision: int) -> None:
+        try:
+            uuid = bytes.fromhex(key.removeprefix(self.keys.adopted).decode())
+            self.adoptions.pop(uuid, None)
+            if value is None:
+                return
+            decoded = _decoded(value)
+            _check_adoption(decoded)
+            if decoded["uuid"] != uuid:
+                raise ValueError("uuid: must be that of the key")
+            if len(self.adoptions) >= ADOPTIONS_MAX:
+                raise ValueError(f"must be one of {ADOPTIONS_MAX} rows at most")
+        except ValueError as error:
+            self._note(key, error)
+            return
+        self.adoptions[uuid] = Row(decoded, mod_revision)
 
     def _take_setting(self, key: bytes, value: bytes | None, mod_revision: int) -> None:
         name = key.removeprefix(self.keys.settings)

@@ -6,33 +6,13 @@ an attempt whose answer is lost fails the second time, and the keys then show th
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from shardbroker.cluster.adoption import adopter, adoption_revision
+from shardbroker.cluster.changes import Change, Delete, Put
 from shardbroker.cluster.core import UP, CoreTable, value_of
 from shardbroker.cluster.handshake import Identity
 
 __all__ = ["Change", "Cleaner", "Delete", "Put", "RegistrationRefused", "registration", "removal"]
-
-
-class Put(NamedTuple):
-    """Sets a key; `is_leased`: under the lease of this node."""
-
-    key: bytes
-    value: bytes
-    is_leased: bool = False
-
-
-class Delete(NamedTuple):
-    """Deletes a key."""
-
-    key: bytes
-
-
-class Change(NamedTuple):
-    """A transaction. `conditions`: keys with the revisions of their last changes; 0: there is no such key."""
-
-    conditions: tuple[tuple[bytes, int], ...]
-    operations: tuple[Put | Delete, ...]
 
 
 class RegistrationRefused(Exception):
@@ -40,16 +20,20 @@ class RegistrationRefused(Exception):
 
 
 def registration(
-    table: CoreTable, me: Identity, former: int, state: str, core: str = "", settings: Iterable[tuple[bytes, bytes]] = ()
+    table: CoreTable, me: Identity, former: int, state: str, core: str = "", settings: Iterable[tuple[bytes, bytes]] = (),
+    term: int = 0,
 ) -> Change:
     """Returns the change that registers a node in a state. `former`: incarnation of its last broker, whose key it may replace.
-    `core`: HOST:PORT of the etcd that the node could run; empty: none.
+    `core`: HOST:PORT of the etcd that the node could run; empty: none. `term`: of the adoption for which this broker serves the
+    data directory; 0: of none.
 
     It also makes good for what an etcd that was set up again lacks, with these settings of all nodes. Raises RegistrationRefused.
     """
     keys, node_id = table.keys, me.node_id
     if table.meta and table.meta != me.cluster:
         raise RegistrationRefused("cluster.name: in etcd it is another cluster than that of this data directory")
+    if (owner := adopter(table, me.node_uuid, term)) is not None:
+        raise RegistrationRefused(f"this data directory belongs to an adoption by node {owner}")
     own, member = table.row("ids", node_id), table.row("members", node_id)
     if own is not None and own.value["uuid"] != me.node_uuid:
         text = f"node id {node_id} belongs to node {own.value['name']} with another data directory"
@@ -59,6 +43,7 @@ def registration(
         raise RegistrationRefused(f"{text}, or by one that was killed, until its lease ends")
     conditions = [(keys.id_of(node_id), table.revision_of("ids", node_id))]
     conditions.append((keys.member_of(node_id), table.revision_of("members", node_id)))
+    conditions.append((keys.adoption_of(me.node_uuid), adoption_revision(table, me.node_uuid)))
     own_core = {"core": core} if core else {}
     value = value_of(uuid=me.node_uuid, incarnation=me.incarnation, state=state, **own_core)
     operations: list[Put | Delete] = [Put(keys.member_of(node_id), value, True)]
