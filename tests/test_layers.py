@@ -238,7 +238,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "shardbroker.management": (
         (
-            "access", "action_alarms",
+            "access", "action_alarms", "adopting", "adoption_source",
             "alarm_watch", "alarms", "audit", "balance", "client_events", "client_topics", "cluster_map", "cluster_settings",
             "cluster_view",
             "configuration", "core_calls",

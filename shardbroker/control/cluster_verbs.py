@@ -8,12 +8,13 @@ from shardbroker.control.rest import Rest
 from shardbroker.control.verbs import Params, Verb, argument, table
 
 __all__ = [
-    "Give", "JoinedMember", "OneMember", "OneNode", "Recovery", "StartEvacuation", "StartRebalance", "StartRebalanceOfAll",
+    "Adopt", "Give", "JoinedMember", "OneMember", "OneNode", "Recovery", "StartEvacuation", "StartRebalance", "StartRebalanceOfAll",
     "WhichNodes",
 ]  # fmt: skip
 
 NODE_MAX = 255
 NODES_MAX = 250
+PATH_MAX = 4096
 ADDRESS_MAX = 300
 """Characters of HOST:PORT."""
 REFERENCE_MAX = 1000
@@ -49,6 +50,25 @@ class JoinedMember(Params):
         "HOST or HOST:PORT, where the links of a member listen (its cluster.link.bind); the port is 5370 by default."
     )
     restart: bool = Field(True, description="Drain the broker and start it again; otherwise its next start is that of a node.")
+
+
+class Adopt(Params):
+    directory: Annotated[str, StringConstraints(min_length=1, max_length=PATH_MAX)] = argument(
+        "Data directory of the node that died, an absolute path on the machine of this node."
+    )
+    node: NodeName = Field(..., description="Name of the node that died, its node.name.")
+    check: bool = Field(False, description="Only report what would be adopted, or what speaks against it.")
+    wait: bool = Field(True, description="Wait for the end, and show what is left; otherwise it continues by itself.")
+    leave_behind: bool = Field(
+        False, description="End without what does not move: delayed messages, and what nodes that are not linked may have."
+    )
+    sess_rate: int = Field(500, ge=1, le=RATE_MAX, description="Most sessions that move in a second.")
+    address: str = Field(
+        "", max_length=ADDRESS_MAX,
+        description="HOST:PORT by which other nodes reach the stand-in; empty: the host of this node's links, and any free port.",
+    )
+    certfile: str = Field("", max_length=PATH_MAX, description="With cluster.tls: PEM file, a certificate of the node that died.")
+    keyfile: str = Field("", max_length=PATH_MAX, description="PEM file of its private key; empty: certfile contains the key.")
 
 
 class WhichNodes(Params):
@@ -156,6 +176,22 @@ table(
     Verb(
         "cluster forget",
         "Free the id of a node that was removed. Its data directory may join again while the id is free.",
+        OneNode, changes=True,
+    ),
+    Verb(
+        "cluster adopt",
+        "Take over the sessions and messages of a node that died, from its data directory. The node is forgotten at the end, and "
+        "cannot start with that directory any more.",
+        Adopt, changes=True, stream=True,
+    ),
+    Verb(
+        "cluster adoptions",
+        "What this node adopts, and has adopted since its manager was started.",
+        columns=("node", "state", "sessions", "initial", "delayed", "message", "problem", "directory"),
+    ),
+    Verb(
+        "cluster stop-adoption",
+        "End an adoption of this node: what has moved stays, and the node may start with its data directory again.",
         OneNode, changes=True,
     ),
     Verb(

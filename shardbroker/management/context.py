@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardbroker.logs.log import Log
+from shardbroker.management.adopting import Adopter
 from shardbroker.management.alarms import AlarmList
 from shardbroker.management.audit import Audit
 from shardbroker.management.cluster_settings import ClusterSettings
@@ -59,6 +60,7 @@ class Context:
     core: CoreCalls
     cluster_settings: ClusterSettings
     evacuation: Evacuator
+    adopter: Adopter
     telemetry: Telemetry
     registries: list[Registry] = field(default_factory=list)
     """By worker."""

@@ -34,7 +34,8 @@ class CoreCalls:
 
     async def ask(self, verb: str, node: str = "", code: str = "BAD_REQUEST", **more: Any) -> Any:
         """Returns the result of a verb: `force-leave`, `forget`, `core add` and `core remove` of a node, `core status` and `core
-        recover`, `config read`, and `config change` with `more`. Raises ControlError with what speaks against it, and this code."""
+        recover`, `adopt check`, `begin`, `finish` and `stop` with the `uuid` of a data directory, `config read`, and `config
+        change` with `more`. Raises ControlError with what speaks against it, and this code."""
         assert self._socket is not None
         loop = asyncio.get_running_loop()
         async with self._turn:

@@ -29,6 +29,7 @@ from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line
 from shardbroker.management import handlers  # noqa: F401 - registers them
 from shardbroker.management.access import AccessAdmin, AccessError
+from shardbroker.management.adopting import Adopter
 from shardbroker.management.alarm_watch import AlarmWatch
 from shardbroker.management.audit import Audit
 from shardbroker.management.client_events import ClientEvents
@@ -186,6 +187,7 @@ class _Manager:
             core,
             cluster_settings,
             Evacuator(topology, self._counters, self._workers, view, self._log),
+            Adopter(topology, self._configuration, core, view, self._log),
             telemetry,
             [Registry(topology.registry_dir(worker)) for worker in range(topology.workers)],
             view,
@@ -198,7 +200,7 @@ class _Manager:
         )
 
         if view is not None:
-            self._control.nodes = context.nodes = Nodes(
+            self._control.nodes = context.nodes = context.adopter.nodes = Nodes(
                 topology, view, lambda: self._configuration.settings, self._control.serve_node, self._log, partial(admit, context)
             )
 
@@ -249,6 +251,7 @@ class _Manager:
             asyncio.create_task(take_snapshots(self._context)),
             asyncio.create_task(self._count_topics()),
             asyncio.create_task(self._context.evacuation.run()),
+            asyncio.create_task(self._context.adopter.run()),
             asyncio.create_task(self._context.cluster_settings.follow()),
             asyncio.create_task(self._telemetry.run()),
         ]
@@ -259,6 +262,7 @@ class _Manager:
         done, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in running:
             task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)  # stand-ins of adoptions end
         for task in done:
             task.result()
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import cbor2
 
+from shardbroker.cluster.adoption import AdoptionRefused, adopter, claim, completion, release
 from shardbroker.cluster.core import DRAINING, JOINING, UP, CoreTable, CoreView, decode_view, encode_view
 from shardbroker.cluster.handshake import Identity
 from shardbroker.cluster.registration import Change, Cleaner, Put, RegistrationRefused, registration, removal
@@ -40,6 +41,7 @@ from shardbroker.membership.etcd import (
 from shardbroker.membership.own_etcd import OwnEtcd
 from shardbroker.membership.settings import CoreSettings, NotKnown
 from shardbroker.membership.strategies import discovered
+from shardbroker.stores.adoption import STAND_IN, Adopted, write_adopted
 from shardbroker.stores.files import replace_file
 from shm.counters import Counters, ProcessState
 from shm.roles import CLUSTER
@@ -66,6 +68,7 @@ REQUEST_MAX = 1 << 18
 """Bytes of a request of the manager: a change of many settings."""
 TRIES = 3
 """Attempts of a registration that finds a key changed."""
+NOT_REACHED = "etcd is not reached, and decides which node adopts a data directory"
 VERSION_LEAST, VERSION_GOOD = (3, 4, 22), (3, 5, 14)
 """etcd before the first one is refused; before the second one its members may differ from each other (etcd#14211)."""
 
@@ -108,6 +111,9 @@ class _Membership:
         self._own: OwnEtcd | None = None
         """With `core.mode = managed`, as `_changes`."""
         self._changes: CoreChanges | None = None
+        self._term = int(os.environ.get(STAND_IN, "0"))
+        """Of the adoption for which this broker serves the data directory; 0: it is that of this node."""
+        self._is_fenced = False
         self._core_settings = CoreSettings(topology, self._keys, self._failed, self._recovered)
         self._error = ""
         """Why the lease was not renewed the last time; empty: it was."""
@@ -220,6 +226,8 @@ class _Membership:
                 settings = await self._core_settings.read(self._etcd, revision)
                 self._table.load(rows, revision)
                 self._core_settings.load(self._table, settings)
+                if self._end_if_adopted():
+                    await asyncio.Event().wait()  # without a view no client is served
                 await self._have_settings_applied()
                 self._is_loaded, self._registered = True, ""  # a new put also gives all nodes one revision behind missed deletions
                 self._publish()
@@ -227,12 +235,30 @@ class _Membership:
                 async for events in self._etcd.watch(prefix, end_of_prefix(prefix), revision + 1):
                     changes = [(one.kv.key, None if one.is_delete else one.kv.value, one.kv.mod_revision) for one in events]
                     self._table.apply(changes)
+                    self._end_if_adopted()
                     self._publish()
                     self._recovered("core watch failed")
             except EtcdError as error:
                 self._failed("core watch failed", error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S[1])
+
+    def _end_if_adopted(self) -> bool:
+        """Ends this broker if another node has its data directory; returns whether that is so."""
+        uuid = self._view.uuid
+        owner = adopter(self._table, uuid, self._term)
+        if owner is None or self._is_fenced:
+            return owner is not None
+        self._is_fenced = True
+        if not self._term:
+            try:
+                write_adopted(self._topology.data_dir, Adopted(owner, self._table.adoptions[uuid].value["since"]))
+            except OSError as error:
+                self._failed("adoption not noted", error)
+        self._note_state("refused", f"the data directory belongs to an adoption by node {owner}")
+        self._add("error", log_line("data directory adopted", by=owner, data_dir=self._topology.data_dir))
+        os.kill(os.getppid(), signal.SIGTERM)
+        return True
 
     async def _have_settings_applied(self) -> None:
         """Has the manager of a node that joins apply the settings of all nodes before the node knows the others, and so serves."""
@@ -313,7 +339,7 @@ class _Membership:
             silent_ms = time.monotonic() * 1000 - self._counters.heartbeat(self._slot)
             if silent_ms > (self._settings.lease - 1) * 1000 and (self._error or self._state["state"] == "connected"):
                 self._note_state("lost", self._error or "no answer in time")
-            if not self._is_loaded or not self._lease:
+            if not self._is_loaded or not self._lease or self._is_fenced:
                 continue
             try:
                 if self._registered != self._wanted_state():
@@ -340,7 +366,7 @@ class _Membership:
         for _ in range(TRIES):
             lost = () if self._table.meta else self._core_settings.lost(self._table)
             serves = self._own.address if self._own is not None else ""
-            wanted = registration(self._table, self._me, self._former, state, serves, lost)
+            wanted = registration(self._table, self._me, self._former, state, serves, lost, self._term)
             done = await self._change(wanted, lease)
             if done.succeeded:
                 self._recovered("core registration refused")
@@ -393,8 +419,8 @@ class _Membership:
     async def _answer(self) -> None:
         """Answers {"id", "verb", "node": name, "address": of a witness} with {"id", "result", "error": text, empty if it was done}.
 
-        Verbs: force-leave, forget, core status, core add, core remove, core recover, core leave, config read, config change with
-        the parameters of CoreSettings.change.
+        Verbs: force-leave, forget, core status, core add, core remove, core recover, core leave, adopt check, begin, finish and
+        stop with the `uuid` of the data directory, config read, config change with the parameters of CoreSettings.change.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -403,6 +429,8 @@ class _Membership:
             try:
                 if request["verb"].startswith("config "):
                     result = await self._change_settings(request)
+                elif request["verb"].startswith("adopt "):
+                    result = await self._change_adoption(request["verb"], request["node"], request["uuid"])
                 elif request["verb"].startswith("core "):
                     result = await self._change_core(request["verb"], request["node"], request.get("address", ""))
                 else:
@@ -459,6 +487,36 @@ class _Membership:
             return await change(self._etcd, self._table, self._lease, node, address)
         except EtcdUnavailable as error:
             raise CoreRefused(f"the core is not reached: {error}; {hint}") from None
+
+    async def _change_adoption(self, verb: str, name: str, uuid: bytes) -> dict[str, Any] | None:
+        """Checks or changes the row of a data directory in `adopted/`; `check` and `begin` return id, term and etcd's endpoints.
+
+        Raises CoreRefused, EtcdError."""
+        now_s = int(time.time())
+        for _ in range(TRIES):
+            if not self._is_loaded or not self._lease:
+                raise CoreRefused(f"{NOT_REACHED}: {self._error or 'no lease yet'}")
+            try:
+                await self._read_again()
+                found, change = None, None
+                if verb == "adopt finish":
+                    change = completion(self._table, self._me, uuid, now_s)
+                elif verb == "adopt stop":
+                    change = release(self._table, self._me, uuid)
+                else:
+                    node_id, term, change = claim(self._table, self._me, name, uuid, now_s)
+                    if change is not None and node_id in self._linked():
+                        raise AdoptionRefused(f"node {name} is running: it is linked to this node")
+                    found = {"id": node_id, "term": term, "endpoints": [*self._etcd.endpoints]}
+                if change is None or verb == "adopt check" or (await self._change(change)).succeeded:
+                    if change is not None and verb == "adopt finish":
+                        self._add("warning", log_line("node removed", name=name, by="adopt"))
+                    return found
+            except EtcdUnavailable as error:
+                raise CoreRefused(f"{NOT_REACHED}: {error}") from None
+            except AdoptionRefused as refused:
+                raise CoreRefused(str(refused)) from None
+        raise CoreRefused(f"the keys of node {name} change all the time: try again")
 
     async def _change_settings(self, request: dict[str, Any]) -> Any:
         """Reads the settings of all nodes again, or changes them. Raises CoreRefused, EtcdError, NotKnown."""
@@ -559,5 +617,6 @@ _PHRASES = {
     "core members not stored": lambda reason: log_line("core members not stored", reason=reason),
     "core settings not read": lambda reason: log_line("core settings not read", reason=reason),
     "core settings not stored": lambda reason: log_line("core settings not stored", reason=reason),
+    "adoption not noted": lambda reason: log_line("adoption not noted", reason=reason),
     "core key not usable": lambda reason: log_line("core key not usable", detail=reason),
 }

@@ -1,5 +1,6 @@
 """The first start of a node in a cluster with a core, which allots its id; later starts have it from the data directory."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from multiprocess.connection import wait
 from shardbroker.cluster.handshake import cluster_uuid
 from shardbroker.config import Settings
 from shardbroker.config.cluster import missing_etcd, own_address
+from shardbroker.stores.adoption import ADOPTED_FILE, read_adopted
 from shardbroker.stores.node_file import Enrolled, node_uuid, read_enrolled, write_enrolled
 from shardbroker.supervisor.listening import StartError
 from shardbroker.supervisor.signals import StopSignals
@@ -22,6 +24,7 @@ def enrolled(settings: Settings, signals: StopSignals) -> Enrolled | None:
     Only the first start asks the core, so later ones do not depend on it.
     """
     cluster, node = settings.cluster, settings.node
+    _check_adopted(settings.process.data_dir.resolve())
     if not cluster.has_core:
         return Enrolled(node.id, cluster_uuid(cluster.name) if cluster.enable else b"", "")
     if cluster.missing is not None:
@@ -49,6 +52,18 @@ def enrolled(settings: Settings, signals: StopSignals) -> Enrolled | None:
     if found is not None:
         _note(data_dir, found)
     return found
+
+
+def _check_adopted(data_dir: Path) -> None:
+    """Raises StartError for a data directory whose sessions are at another node."""
+    try:
+        adopted = read_adopted(data_dir)
+    except OSError as error:
+        raise StartError(f"data directory {data_dir}: {error.strerror}") from None
+    if adopted is not None:
+        at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(adopted.since))
+        text = f"data directory {data_dir}: was adopted by node {adopted.by} at {at}, which has its sessions"
+        raise StartError(f"{text}: start with another, empty data directory ({ADOPTED_FILE} in it names the adoption)")
 
 
 def _note(data_dir: Path, found: Enrolled) -> None:

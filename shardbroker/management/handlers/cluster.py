@@ -1,19 +1,27 @@
 """The cluster as this node sees it."""
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 from shardbroker.control import ControlError
-from shardbroker.control.cluster_verbs import JoinedMember, OneMember, OneNode, Recovery, WhichNodes
+from shardbroker.control.cluster_verbs import Adopt, JoinedMember, OneMember, OneNode, Recovery, WhichNodes
 from shardbroker.control.verbs import Params
 from shardbroker.management import joining
 from shardbroker.management.cluster_map import own_row, rows
 from shardbroker.management.cluster_view import LinkReports, core_state, core_view, peers_of
 from shardbroker.management.context import Context, handles
+from shardbroker.stores.adoption import Adoption
 
 OFF = "no cluster: this broker runs alone (cluster.enable = false); docs/cluster.md explains how brokers are joined"
 NO_CORE = "no core: members are cluster.static.seeds (cluster.core.mode = none); remove the address there, on every node"
 
+PROGRESS_S = 5.0
+"""Longest time between two looks at an adoption."""
+REPEAT_S = 20.0
+"""A state that does not change is sent again: `ctl` gives up on a broker that is silent for a minute."""
 RECOVERY = (
     "the etcd of this node would go on as the only member of the core, with what it has of the members. What others alone have is "
     "lost, and the etcds of other nodes must not run: stop those brokers or cut them off, then repeat the command with --force"
@@ -141,6 +149,46 @@ async def leave(context: Context, params: Params) -> dict[str, Any] | None:
     if context.topology.settings.cluster.has_core:
         await context.core.ask("core leave")
     return await joining.leave(context)
+
+
+@handles("cluster adopt")
+async def adopt(context: Context, params: Adopt) -> AsyncIterator[Any]:
+    """Raises ControlError."""
+    _check_core(context)
+    adopter = context.adopter
+    files = params.certfile, params.keyfile
+    if params.check:
+        yield await adopter.check(params.node, params.directory, *files, params.address)
+        return
+    wanted = Adoption(
+        params.node, params.directory, "", 1, params.address, params.sess_rate, params.leave_behind, *files
+    )  # fmt: skip
+    running = await adopter.start(wanted)
+    shown, due_s = None, 0.0
+    while params.wait and not running.has_ended:
+        row = running.row()
+        if row != shown or time.monotonic() >= due_s:
+            shown, due_s = row, time.monotonic() + REPEAT_S
+            yield row
+        running.changed.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(running.changed.wait(), PROGRESS_S)
+    running.raise_failure()
+    yield running.row()
+
+
+@handles("cluster adoptions")
+async def adoptions(context: Context, params: Params) -> dict[str, Any]:
+    """Raises ControlError."""
+    _check_core(context)
+    return {"data": context.adopter.rows()}
+
+
+@handles("cluster stop-adoption")
+async def stop_adoption(context: Context, params: OneNode) -> dict[str, Any]:
+    """Raises ControlError."""
+    _check_core(context)
+    return await context.adopter.stop(params.node)
 
 
 async def _change_core(context: Context, verb: str, node: str = "", address: str = "") -> dict[str, Any]:
