@@ -62,6 +62,8 @@ LEAVE_S = 60.0
 """Longest wait for the end of the lease of the stand-in."""
 RING_BYTES, PEER_RING_BYTES = 1 << 20, 1 << 18
 """Of the stand-in: half a dozen processes share what this node has left of /dev/shm."""
+COMPARE_S = 60.0
+"""Retained messages and users that are compared for longer are left behind, too, with --leave-behind."""
 DELAYED_MAX = 1000
 """Delayed messages that are counted."""
 LOG_FILE = "stand-in.log"
@@ -324,6 +326,8 @@ class _Running:
         self._left: dict[str, Any] = {}
         self.moved = 0
         self._initial: int | None = None
+        self._compares_s: float | None = None
+        """Monotonic s from which other nodes have compared retained messages or users with the stand-in without a pause."""
         self._task: asyncio.Task[None] | None = None
         self._child: Process | None = None
         self.changed = asyncio.Event()
@@ -493,9 +497,12 @@ class _Running:
             self._go("moving", evacuation["message"])
             return False
         waits = [f"{peer['name']} has not taken {peer['spool_bytes']} bytes" for peer in linked if peer["spool_bytes"]]
-        waits += [f"{peer['name']} compares its stores" for peer in linked if "syncing" in (peer["retained"], peer["access"])]
+        compares = [f"{peer['name']} compares its stores" for peer in linked if "syncing" in (peer["retained"], peer["access"])]
+        self._compares_s = (self._compares_s or time.monotonic()) if compares else None
         waits += [f"{name} has {size} bytes" for name, size in (await self._adopter.spools(self.adoption.node)).items() if size]
         stays = [f"{stats['current_sessions']} sessions cannot move"] if stats["current_sessions"] else []
+        is_slow = self._compares_s is not None and time.monotonic() - self._compares_s >= COMPARE_S
+        (stays if is_slow else waits).extend(compares)
         stays += [f"{delayed} delayed messages are not due"] if delayed else []
         stays += [f"{name} is not linked and may have messages" for name in away]
         if waits or (stays and not self.adoption.leave_behind):
