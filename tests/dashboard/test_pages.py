@@ -8,7 +8,7 @@ from contextlib import suppress
 from playwright.sync_api import Locator, Page, expect
 
 from tests.api.rest import ApiBroker, Rest
-from tests.dashboard.test_dashboard import CHECK_MS, browser, look, pytestmark, rest, served, shoot, until
+from tests.dashboard.test_dashboard import browser, look, pytestmark, rest, served, shoot, until
 from tests.harness import Client, Publish, client_id_on, free_port
 
 __all__ = ["browser", "look", "pytestmark", "rest", "served"]
@@ -112,16 +112,16 @@ def test_authenticators_are_made_changed_ordered_and_removed(served: ApiBroker, 
     new(page, "authenticator", "http")
     page.get_by_label("url", exact=True).fill("ftp://a")
     button(page, "Save").click()
-    expect(beside(page, "url")).to_contain_text("http://HOST/PATH", timeout=CHECK_MS)
+    expect(beside(page, "url")).to_contain_text("http://HOST/PATH")
     page.get_by_label("url", exact=True).fill("http://127.0.0.1:1/auth")
     button(page, "Save").click()
-    expect(page.get_by_text("http is in force")).to_be_visible(timeout=CHECK_MS)
+    expect(page.get_by_text("http is in force")).to_be_visible()
     new(page, "authenticator", "builtin")
     button(page, "Save").click()
-    expect(members).to_have_count(2, timeout=CHECK_MS)
+    expect(members).to_have_count(2)
     shoot(page, "authentication")
     page.get_by_role("button", name="Move builtin up").click()
-    expect(members.first).to_contain_text("builtin", timeout=CHECK_MS)
+    expect(members.first).to_contain_text("builtin")
     assert rest.good("GET", "/configs/auth")["chain"] == ["builtin", "http"]
     members.nth(1).click()
     page.get_by_label("pool_size").fill("3")
@@ -129,14 +129,14 @@ def test_authenticators_are_made_changed_ordered_and_removed(served: ApiBroker, 
     button(page, "Save").click()
     until(page, lambda: rest.good("GET", "/configs/auth")["http"]["pool_size"] == 3)
     page.get_by_role("button", name="Remove http").click()
-    expect(members).to_have_count(1, timeout=CHECK_MS)
+    expect(members).to_have_count(1)
     with Client(served.address, 5, "hers", username="anna", password="anna's own") as client:
         client.ping()
     page.get_by_role("row").filter(has_text="anna").get_by_role("checkbox").click()
     button(page, "Delete user").click()
     expect(page.get_by_role("cell", name="anna")).to_have_count(0)
     page.get_by_role("button", name="Remove builtin").click()
-    expect(members).to_have_count(0, timeout=CHECK_MS)
+    expect(members).to_have_count(0)
     assert rest.good("GET", "/configs/auth")["chain"] == []
     for key in ("auth.chain", "auth.http.url", "auth.http.pool_size"):
         rest.good("POST", f"/configs_reset/{key}")
@@ -149,21 +149,21 @@ def test_sources_of_rules_and_rules_are_made_and_removed(served: ApiBroker, rest
     expect(page.get_by_role("row").filter(has_text="only/#")).to_contain_text("allow")
     new(page, "source", "builtin")
     button(page, "Save").click()
-    expect(page.get_by_text("builtin is in force")).to_be_visible(timeout=CHECK_MS)
+    expect(page.get_by_text("builtin is in force")).to_be_visible()
     with Client(served.address, 5, "ruled") as client:
         assert client.publish("only/1", b"", qos=1) is not None
     new(page, "source", "redis")
     button(page, "Save").click()
     shoot(page, "authorization")
     page.get_by_role("button", name="Remove builtin").click()
-    expect(page.get_by_text("builtin is removed")).to_be_visible(timeout=CHECK_MS)
+    expect(page.get_by_text("builtin is removed")).to_be_visible()
     page.get_by_role("row").filter(has_text="only/#").get_by_role("checkbox").click()
     button(page, "Delete all rules of this name").click()
     expect(page.get_by_role("row").filter(has_text="only/#")).to_have_count(0)
     for name in [row.get("type", "") for row in rest.good("GET", "/authorization/sources")["sources"]]:
         assert name == "redis"
         page.get_by_role("button", name="Remove redis").click()
-        expect(page.get_by_text("redis is removed")).to_be_visible(timeout=CHECK_MS)
+        expect(page.get_by_text("redis is removed")).to_be_visible()
     for key in ("acl.sources", "acl.redis.server"):
         rest("POST", f"/configs_reset/{key}")
 
@@ -210,18 +210,18 @@ def test_exhook_servers_are_made_changed_and_removed(rest: Rest, look: Callable[
         page.get_by_label("failed_action").click()
         page.get_by_role("option", name="ignore").click()
         button(page, "Save").click()
-        expect(page.get_by_text(f"{name} is in force")).to_be_visible(timeout=CHECK_MS)
-    expect(page.get_by_role("row").filter(has_text="second")).to_contain_text("disconnected", timeout=CHECK_MS)
+        expect(page.get_by_text(f"{name} is in force")).to_be_visible()
+    expect(page.get_by_role("row").filter(has_text="second")).to_contain_text("disconnected")
     shoot(page, "exhook")
     page.get_by_role("button", name="Move second up").click()
-    expect(members.first).to_contain_text("second", timeout=CHECK_MS)
+    expect(members.first).to_contain_text("second")
     members.first.click()
     page.get_by_role("switch", name="enable", exact=True).click()
     button(page, "Save").click()
-    expect(members.first).to_contain_text("disabled", timeout=CHECK_MS)
+    expect(members.first).to_contain_text("disabled")
     for name in ("first", "second"):
         page.get_by_role("button", name=f"Remove {name}").click()
-        expect(page.get_by_text(f"{name} is removed")).to_be_visible(timeout=CHECK_MS)
+        expect(page.get_by_text(f"{name} is removed")).to_be_visible()
     assert rest.good("GET", "/configs/exhook")["servers"] == []
     rest.good("POST", "/configs_reset/exhook.servers")
 
@@ -297,12 +297,12 @@ def test_a_section_is_changed_by_its_form(rest: Rest, look: Callable[..., Page])
     field = page.get_by_label("max_inflight", exact=True)
     field.fill("-3")
     button(page, "Save").click()
-    expect(beside(page, "max_inflight")).to_contain_text("an integer from", timeout=CHECK_MS)
+    expect(beside(page, "max_inflight")).to_contain_text("an integer from")
     shoot(page, "settings-refused")
     field.fill("17")
     page.get_by_label("retry_interval", exact=True).fill("9s")
     button(page, "Save").click()
-    expect(page.get_by_role("row").filter(has_text=re.compile(r"^mqtt\.max_inflight"))).to_contain_text("17", timeout=CHECK_MS)
+    expect(page.get_by_role("row").filter(has_text=re.compile(r"^mqtt\.max_inflight"))).to_contain_text("17")
     found = rest.good("GET", "/configs/mqtt")
     assert (found["max_inflight"], found["retry_interval"]) == (17, "9s")
     field.hover()
@@ -329,7 +329,7 @@ def test_flapping_clients_are_banned_once_the_form_says_so(served: ApiBroker, re
     page.get_by_role("switch", name="enable").click()
     page.get_by_label("max_count").fill("3")
     button(page, "Save").click()
-    expect(page.get_by_text("changed", exact=True)).to_be_visible(timeout=CHECK_MS)
+    expect(page.get_by_text("changed", exact=True)).to_be_visible()
 
     def is_banned() -> bool:
         with suppress(AssertionError, OSError), Client(served.address, 5, "flaps"):
@@ -346,12 +346,12 @@ def test_topics_are_rewritten_and_subscribed_by_the_forms(served: ApiBroker, res
     page = look("/settings?section=rewrite")
     page.get_by_label("rules (JSON)").fill('[{"source_topic": "old/#", "re": "^old/(.+)$", "dest_topic": "new/$1"}]')
     button(page, "Save").click()
-    expect(page.get_by_text("changed", exact=True)).to_be_visible(timeout=CHECK_MS)
+    expect(page.get_by_text("changed", exact=True)).to_be_visible()
     page.goto(page.url.replace("rewrite", "auto_subscribe"))
     page.wait_for_load_state("networkidle")
     page.get_by_label("topics (JSON)").fill('[{"topic": "new/#", "qos": 1}]')
     button(page, "Save").click()
-    expect(page.get_by_text("changed", exact=True)).to_be_visible(timeout=CHECK_MS)
+    expect(page.get_by_text("changed", exact=True)).to_be_visible()
     with Client(served.address, 5, "rewritten") as client:
         client.publish("old/1", b"there", qos=1)
         client.expect(Publish, payload=b"there", topic="new/1")
