@@ -198,9 +198,9 @@ class Definitions:
         self._configuring = asyncio.get_running_loop().create_task(self._configure())
 
     async def settled(self) -> None:
-        """Returns once the definitions of the configuration are in force."""
+        """Returns once the definitions of the configuration are in force. The change does not end with a caller that gives up."""
         if self._configuring is not None:
-            await self._configuring
+            await asyncio.shield(self._configuring)
 
     async def _configure(self) -> None:
         async with self._turn:
