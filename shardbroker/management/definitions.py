@@ -190,7 +190,8 @@ class Definitions:
     # --- the configuration ----------------------------------------------------------------------------------------------------
 
     def configure(self, settings: Settings) -> None:
-        """Puts those of a new configuration in force; see settled(). What is wrong is logged, and what was in force stays."""
+        """Puts those of a new configuration in force; see settled(). What is wrong is logged, and what was in force stays;
+        but a process flows that does not respond in time loads the new ones later."""
         names = (*self._kinds, "rule_engine", "persistence")
         if all(getattr(settings, name) == getattr(self._settings, name) for name in names):
             return
@@ -301,7 +302,7 @@ class Definitions:
         self._store(made)
         try:
             await self._start_processes(False)
-            found = await self._load()
+            found = await self._load() if changes else await self._load_configured()
             problems = {change: found[change.problem_key] for change in changes if change.problem_key in found}
             if problems:
                 self._store(_without(made, before, [*problems]))
@@ -326,6 +327,14 @@ class Definitions:
         problems = await self.flows.load(self._generation, change)
         self._loaded = self._generation, all, sinks
         return problems
+
+    async def _load_configured(self) -> dict[str, str]:
+        """Likewise for the configuration: a process that does not respond in time loads the file when it is back."""
+        try:
+            return await self._load()
+        except ControlError as error:
+            self._complain(log_line("rules not loaded", reason=str(error)))
+            return {}
 
     async def _take_back(self, before: Made) -> None:
         """What was refused, or could not be put in force, is not kept either."""

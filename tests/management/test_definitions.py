@@ -1,6 +1,8 @@
-"""Definitions and streams of the configuration: put in force whether or not the request waits for it."""
+"""Definitions and streams of the configuration: put in force whether or not the request waits, and however slow
+the processes flows are."""
 
 import asyncio
+import json
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ import pytest
 
 from shardbroker.config import Settings
 from shardbroker.config.streams import Stream
+from shardbroker.control import ControlError
 from shardbroker.management.definitions import CONFIGURATION, RULES, Definition, Definitions, Made
 from shardbroker.management.streams import Streams
 
@@ -73,6 +76,9 @@ class Manager:
             start, self.complaints.append,
         )  # fmt: skip
 
+    def rules_in_force(self) -> list[str]:
+        return [one["id"] for one in json.loads((self.topology.runtime_dir / "flows.json").read_bytes())["rules"]]
+
 
 async def given_up(request: Coroutine[Any, Any, None]) -> None:
     """A request that waits, and whose caller closes the connection."""
@@ -109,5 +115,26 @@ def test_a_request_that_is_given_up_does_not_end_the_change_of_streams(tmp_path:
         held.end.set()
         await streams.settled()
         assert made.complaints == []
+
+    asyncio.run(run())
+
+
+def test_a_process_that_is_late_loads_the_definitions_of_the_configuration_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(needed: bool) -> None:
+        pass
+
+    async def is_late(generation: int, change: object) -> dict[str, str]:
+        raise ControlError("NOT_AVAILABLE", "process flows-0 did not respond: timed out")
+
+    async def run() -> None:
+        made = Manager(tmp_path, start)
+        monkeypatch.setattr(made.definitions.flows, "load", is_late)
+        made.definitions.configure(CHANGED)
+        await made.definitions.settled()
+        assert made.rules_in_force() == ["r"] and made.feed.fed == [{"r"}], "as at a start of the manager"
+        assert [*made.definitions.all(RULES)] == ["r"]
+        assert ["did not respond" in str(one) for one in made.complaints] == [True]
 
     asyncio.run(run())
