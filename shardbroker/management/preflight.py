@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import cbor2
 
@@ -52,9 +53,12 @@ async def _findings(settings: list[Settings]) -> list[list[tuple[str, str, bool]
         async with asyncio.timeout(LONGEST_S):
             out, _ = await program.communicate(cbor2.dumps([dump(one) for one in settings]))
     except TimeoutError:
-        program.kill()
-        await program.wait()
         raise ControlError("NOT_AVAILABLE", f"settings check took more than {LONGEST_S:g} s; nothing was changed") from None
+    finally:
+        if program.returncode is None:  # the caller has given up, or the manager stops
+            with suppress(ProcessLookupError):
+                program.kill()
+            await program.wait()
     if program.returncode:
         raise ControlError("NOT_AVAILABLE", f"settings check failed with code {program.returncode}; nothing was changed")
     return [[(key, text, fatal) for key, text, fatal in one] for one in json.loads(out)]

@@ -1,14 +1,18 @@
 """Settings that fit the schema and cannot work: refused wherever they come from, all at once, and undone without a broker."""
 
+import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from shardbroker.config import load
+from shardbroker.config import Settings, load
+from shardbroker.config.live import dump
 from shardbroker.control import Control, ControlError
+from shardbroker.management import preflight
 from shardbroker.preflight import look
 from tests.access.guarded import Guarded
 from tests.api.rest import ApiBroker, Rest
@@ -190,3 +194,23 @@ def test_a_back_end_that_cannot_start_is_an_alarm_until_it_can(tmp_path: Path) -
         assert "users: No such file" in until(alarm)
         users.write_text("ada:$argon2id$x\n")
         until(lambda: not alarm(), timeout_s=60)
+
+
+def test_a_check_that_is_given_up_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        begun = asyncio.Event()
+
+        def dumped(settings: Settings) -> object:
+            begun.set()
+            return dump(settings)
+
+        monkeypatch.setattr(preflight, "dump", dumped)
+        checked = asyncio.create_task(preflight.check(load(None, {}), None))
+        await begun.wait()
+        (process,) = [one for one in psutil.Process().children() if "shardbroker.preflight" in one.cmdline()]
+        checked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await checked
+        assert not process.is_running()
+
+    asyncio.run(run())
