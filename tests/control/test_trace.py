@@ -241,7 +241,7 @@ def test_traces_go_on_when_processes_die_and_have_ended_when_the_broker_has(tmp_
         (worker,) = broker.child_pids("sb-worker-1")
         broker.kill_process(worker)
         until(lambda: worker not in broker.child_pids("sb-worker-1") and broker.child_pids("sb-worker-1"))
-        with Client(broker.address, 5, name) as client:
+        with Client(broker.address, 5, name, timeout=60) as client:  # CONNECT waits until the new one has read the journal
             client.publish("after/worker", b"", qos=1)
             with Control(broker.data_dir) as control:
                 wait_for(control, "through", "topic=after/worker")
