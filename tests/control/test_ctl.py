@@ -432,6 +432,10 @@ def test_a_worker_that_stands_still_is_an_error_in_bounded_time(broker_with: Cal
             assert control.call("status")["running"] is True
         finally:
             os.kill(pid, signal.SIGCONT)
-        with pytest.raises(ControlError) as caught:
-            control.call("clients show", clientid=name)
-        assert caught.value.code == "CLIENTID_NOT_FOUND"
+
+        def code() -> str:
+            with pytest.raises(ControlError) as caught:
+                control.call("clients show", clientid=name)
+            return caught.value.code
+
+        assert until(lambda: (found := code()) != "WORKER_TIMEOUT" and found, timeout_s=60) == "CLIENTID_NOT_FOUND"
