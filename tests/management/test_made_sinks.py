@@ -17,6 +17,8 @@ from tests.harness import Broker, until
 
 pytestmark = pytest.mark.own_broker
 URL = "http://127.0.0.1:1/in"
+PATIENCE_S = 100.0
+"""A reload starts an interpreter and a process flows, each with a limit of its own: 1 s, but 30 s were seen on a busy machine."""
 CONNECTOR = {"url": URL, "headers": {"Authorization": "s3cret"}, "timeout": "2s"}
 ACTION = {"connector": "main", "parameters": {"path": "/a"}, "resource_opts": {"batch_size": 5}}
 
@@ -64,7 +66,7 @@ actions = ["webhook:fixed", "http:none"]
 
 
 def call(broker: Broker, verb: str, **params: Any) -> Any:
-    with Control(broker.data_dir) as control:
+    with Control(broker.data_dir, timeout_s=PATIENCE_S) as control:
         return control.call(verb, **params)
 
 
