@@ -118,7 +118,7 @@ def test_the_processes_of_the_node_are_killed_meanwhile() -> None:
         own = figures(nodes, 1)[1]
         assert own >= 12, "never below the average"
         assert own <= 13
-        traffic.check(1, 2)
+        traffic.check_in_place(1, 2)
 
 
 def test_the_procedure_of_the_page() -> None:
