@@ -124,6 +124,8 @@ cdef class Worker:
             count = 0
         self.memory.trim_when_idle(count > 0, timeout_ms >= TICK_MS, router.now_ms)
         PyErr_CheckSignals()
+        if not router.serving and router.counters_segment.serving:
+            self.serve()                   # since the sleep began: commands put since then must not be dropped
         self.turn.start_us = self.rings.pass_us = router.read_clock()
         self.turn.share_out(count)
         if sb_load(self.settings_wanted) > self.settings_seen:

@@ -67,8 +67,8 @@ def take(end: socket.socket) -> bytes:
 
 
 @contextmanager
-def workers_in_process(data_dir: Path, options: Sequence[str] = (), count: int = 2) -> Iterator[Workers]:
-    """Yields workers without durability that serve; `options` are settings as KEY=VALUE."""
+def workers_in_process(data_dir: Path, options: Sequence[str] = (), count: int = 2, serve: bool = True) -> Iterator[Workers]:
+    """Yields workers without durability that serve, unless told otherwise; `options` are settings as KEY=VALUE."""
     fixed = [f"process.data_dir={data_dir}", f"process.workers={count}", "process.acceptors=1", "durability.level=none"]
     topology = lay_out(load(None, {}, [*fixed, "listeners.default.bind=127.0.0.1:0", *options]).settings, [0])
     try:
@@ -84,7 +84,7 @@ def workers_in_process(data_dir: Path, options: Sequence[str] = (), count: int =
                 for number in range(count)
             ],
         )  # fmt: skip
-        for worker in together.workers:
+        for worker in together.workers if serve else ():
             worker.serve()
         try:
             yield together
