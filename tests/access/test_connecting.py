@@ -1,7 +1,5 @@
 """Who may connect: users of the broker, password files, bans, flapping, anonymous clients; and what happens when nobody can say."""
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 
@@ -12,6 +10,7 @@ from shardbroker.access.hashing import hash_password
 from shardbroker.control import Control
 from tests.access.guarded import Guarded
 from tests.harness import until, wire
+from tests.harness.waiting import stop, stopped
 from tests.harness.wire import Will
 
 pytestmark = pytest.mark.own_broker
@@ -180,7 +179,7 @@ def test_integrations_is_killed_and_logins_go_on_with_the_next_one() -> None:
         inside = broker.client("inside", username="ada", password="secret")
         inside.subscribe("x", 1)
         (pid,) = broker.child_pids("integrations")
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         raw = wire.connect("waits", 5, username="ada", password="secret")
         from tests.harness.client import Client
 
@@ -198,8 +197,7 @@ def test_without_a_verdict_in_time_the_configuration_decides(setting: str, code:
     settings = {"auth.chain": ["builtin"], "auth.timeout": "300ms", "auth.on_timeout": setting, "auth.max_waiting": 2}
     with Guarded(settings, users={"ada": "secret"}, workers=1) as broker:
         (pid,) = broker.child_pids("integrations")
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             from tests.harness.client import Client
 
             waiting = [Client(broker.address, 5, f"t{i}", username="ada", password="secret", connect=False) for i in range(3)]
@@ -212,20 +210,15 @@ def test_without_a_verdict_in_time_the_configuration_decides(setting: str, code:
             assert broker.count("authentication.unavailable") == 3
             for client in waiting:
                 client.close()
-        finally:
-            os.kill(pid, signal.SIGCONT)
 
 
 def test_anonymous_clients_are_refused_before_anybody_is_asked() -> None:
     with Guarded({"auth.chain": ["builtin"], "listeners.default.enable_authn": "quick_deny_anonymous"}) as broker:
         (pid,) = broker.child_pids("integrations")
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             broker.refused("anon", NOT_AUTHORIZED)
             broker.refused("anon", 5, 4)
             broker.refused("anon", NOT_AUTHORIZED, username="")
-        finally:
-            os.kill(pid, signal.SIGCONT)
         broker.logged("client_id=anon", "reason=0x87", "user name is required")
 
 

@@ -1,8 +1,6 @@
 """Subscriptions that databases have (`auto_subscribe.sources`), against the real servers and a stand-in for MongoDB."""
 
-import os
 import select
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -15,6 +13,7 @@ from tests.access import servers
 from tests.access.guarded import Guarded
 from tests.harness import Client
 from tests.harness.broker import free_port
+from tests.harness.waiting import stopped
 from tests.harness.wire import Connack, Publish
 from tests.servers.mongodb import mongodb
 from tests.servers.processes import quietly
@@ -104,15 +103,10 @@ def test_a_source_that_fails() -> None:
             broker.refused("c1", UNAVAILABLE, username="a", password="s")
 
 
-@contextmanager
-def suspended(port: int) -> Iterator[None]:
+def suspended(port: int) -> AbstractContextManager[None]:
     """The server on this port is stopped by SIGSTOP."""
     (pid,) = {one.pid for one in psutil.net_connections("tcp4") if one.status == "LISTEN" and one.laddr.port == port and one.pid}
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
+    return stopped(pid)
 
 
 def test_a_server_that_hangs_delays_its_own_clients_alone() -> None:

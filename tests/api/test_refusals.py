@@ -5,7 +5,6 @@ import base64
 import contextlib
 import json
 import os
-import signal
 import socket
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from shardbroker.api.guard import Logins
 from shardbroker.control import ControlError
 from tests.api.rest import ApiBroker, Rest, segment
 from tests.harness import client_id_on, until
+from tests.harness.waiting import stopped
 
 pytestmark = pytest.mark.own_broker
 GUESSES = 100
@@ -202,12 +202,9 @@ def test_a_password_that_changes_while_it_is_checked_is_wrong(tmp_path: Path, mo
 
 def test_a_worker_that_stands_still_is_an_error_in_bounded_time(served: ApiBroker, rest: Rest) -> None:
     pid = rest.good("GET", "/workers")["data"][1]["pid"]
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with stopped(pid):
         assert rest.refused("GET", f"/clients/{client_id_on(1, 3, 'still')}") == (504, "WORKER_TIMEOUT")
         assert "running" in rest.good("GET", "/status")
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_without_its_manager_it_says_so_and_comes_back(served: ApiBroker, rest: Rest) -> None:

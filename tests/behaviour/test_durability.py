@@ -1,7 +1,5 @@
 """What survives the end of processes, at levels `process` and `machine`: each way in which they can end, seen from outside."""
 
-import os
-import signal
 import subprocess
 import tempfile
 import time
@@ -215,14 +213,11 @@ def test_an_acknowledgement_waits_for_the_disk_of_the_worker_that_keeps_the_mess
             Client(own.address, 5, client_id_on(0, WORKERS, "b")) as other,
         ):
             (pid,) = own.child_pids("sb-worker-1")
-            os.kill(pid, signal.SIGSTOP)
-            try:
+            with stopped(pid):
                 waiting.publish("far", b"1", qos, wait=False)
                 for _ in range(3):
                     other.publish("near", b"2", qos)
                 waiting.expect_none()
-            finally:
-                os.kill(pid, signal.SIGCONT)
             waiting.expect(Puback if qos == 1 else Pubrec, timeout=10)
             assert far.expect(Publish, timeout=10).payload == b"1"
 

@@ -1,7 +1,5 @@
 """What finds no room in a ring, and nobody would send again, survives the worker in which it waits."""
 
-import os
-import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +9,7 @@ import psutil
 import pytest
 
 from tests.harness import Broker, Client, Publish, client_id_on
+from tests.harness.waiting import stopped
 from tests.harness.wire import Will
 
 pytestmark = pytest.mark.own_broker
@@ -46,16 +45,13 @@ def full_ring(broker: Broker) -> Iterator[None]:
         flooded.subscribe("flood", 0)
         with Client(broker.address, 5, client_id_on(NEAR, WORKERS, "flooder")) as flooder:
             (pid,) = broker.child_pids("sb-worker-1")
-            os.kill(pid, signal.SIGSTOP)
-            try:
+            with stopped(pid):
                 for _ in range(4 * RING_BYTES // len(FLOOD)):
                     flooder.publish("flood", FLOOD, 0)
                 with Client(broker.address, 5, client_id_on(NEAR, WORKERS, "witness")) as witness:
                     witness.ping()
                     witness.ping()  # the worker has been through what came before
                 yield
-            finally:
-                os.kill(pid, signal.SIGCONT)
 
 
 def killed_and_back(broker: Broker) -> None:

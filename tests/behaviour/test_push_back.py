@@ -4,8 +4,6 @@ Subscribers here acknowledge at a rate of their own, and publishers have a windo
 """
 
 import contextlib
-import os
-import signal
 import tempfile
 import threading
 import time
@@ -19,6 +17,7 @@ from shardbroker.control import Control
 from tests.handoff.conftest import replace
 from tests.harness import Broker, Client, Puback, Pubcomp, Publish, Pubrec, Pubrel, client_id_on, until, wire
 from tests.harness.client import Closed
+from tests.harness.waiting import stopped
 from tests.harness.wire import Will
 
 pytestmark = pytest.mark.own_broker
@@ -583,9 +582,6 @@ def test_a_subscriber_of_a_stopped_worker_bounds_the_wait(topic: str) -> None:
         still.subscribe(topic, 1)
         sent = publish_until_held(broker, publisher, topic)
         (pid,) = broker.child_pids("sb-worker-1")
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             for i in range(sent):
                 publisher.expect(Puback, 4.0, packet_id=i + 1)
-        finally:
-            os.kill(pid, signal.SIGCONT)

@@ -1,8 +1,6 @@
 """No exception of a single message, session or command ends a worker, whatever road it has come by (THREAT_MODEL.md)."""
 
 import contextlib
-import os
-import signal
 import sys
 import threading
 import time
@@ -14,6 +12,7 @@ import pytest
 from shardbroker.control import Control, ControlError
 from tests.behaviour.faulty import FAULT
 from tests.harness import Broker, Client, Closed, Publish, Will, client_id_on, until
+from tests.harness.waiting import stop
 
 pytestmark = pytest.mark.own_broker
 WORKERS = 2
@@ -87,7 +86,7 @@ def test_what_lies_in_a_ring_and_became_too_deep_is_dropped(level: str, payload:
         with on(broker, FAR, "reader", clean=False, properties=SESSION) as reader, on(broker, NEAR, "publisher") as publisher:
             reader.subscribe(f"$share/g/{DEEP}" if shared else DEEP, 1)
             (victim,) = broker.child_pids("sb-worker-1")
-            os.kill(victim, signal.SIGSTOP)
+            stop(victim)
             try:
                 publisher.publish(DEEP, payload, 0)
                 publisher.ping()

@@ -1,7 +1,6 @@
 """Each verb of `ctl` against a running broker with three workers, and what it answers to bad input."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from shardbroker.control.protocol import SOCKET_NAME, Frames, encode_frame
 from shardbroker.management.context import HANDLERS
 from tests.control.conftest import Run
 from tests.harness import Broker, Client, Disconnect, Publish, client_id_on, until, worker_of
+from tests.harness.waiting import stopped
 
 Connect = Callable[..., Client]
 pytestmark = pytest.mark.own_broker
@@ -424,14 +424,11 @@ def test_a_worker_that_stands_still_is_an_error_in_bounded_time(broker_with: Cal
     with Control(broker.data_dir) as control:
         pid = control.call("workers list")["data"][2]["pid"]
         name = client_id_on(2, 3, "still")
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             with pytest.raises(ControlError) as caught:
                 control.call("clients show", clientid=name)
             assert caught.value.code == "WORKER_TIMEOUT"
             assert control.call("status")["running"] is True
-        finally:
-            os.kill(pid, signal.SIGCONT)
 
         def code() -> str:
             with pytest.raises(ControlError) as caught:

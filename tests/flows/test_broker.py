@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import pytest
 from shardbroker.flows.priority import NICE
 from tests.flows.broker import REPUBLISH, RulesBroker, rule
 from tests.harness import Client, Publish, client_id_on, until
+from tests.harness.waiting import stopped
 
 pytestmark = pytest.mark.own_broker
 SQL = 'SELECT payload, qos, clientid FROM "in/a" WHERE payload.t > 10'
@@ -72,15 +72,12 @@ def test_a_worker_rings_for_rules(data_dir: Path, level: str) -> None:
         (flows,) = broker.child_pids("flows-0")
 
         def rings(cause: Callable[[], object]) -> bool:
-            os.kill(flows, signal.SIGSTOP)
-            try:
+            with stopped(flows):
                 cause()
                 for _ in range(20):  # doorbells of workers ring, too, and are answered
                     if not (before := rung(flows)) & rung(flows):
                         time.sleep(0.01)
                 return bool(before & rung(flows))
-            finally:
-                os.kill(flows, signal.SIGCONT)
 
         for worker in range(2):
             with Client(broker.address, 5, client_id_on(worker, 2, "rings")) as client:

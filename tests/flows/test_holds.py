@@ -1,11 +1,8 @@
 """Rules that stand still: alarms and a counter, before and after their hold gives way."""
 
-import os
 import re
-import signal
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from shardbroker.journal.layout import segment_paths, segment_start
 from tests.flows.broker import RulesBroker, rule
 from tests.harness import Client, client_id_on, until
 from tests.harness.segments import journal_bytes
+from tests.harness.waiting import stopped
 
 pytestmark = pytest.mark.own_broker
 SETTINGS = {"journal.segment_bytes": "64KB", "journal.cycle_bytes": "128KB", "journal.retention.bytes": "1MB"}
@@ -38,15 +36,6 @@ def alarm_of(broker: RulesBroker, name: str) -> dict[str, Any] | None:
 
 def counted(broker: RulesBroker) -> int:
     return int(call(broker, "metrics")["journal.hold_exceeded"])
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def publish_until(client: Client, done: Callable[[], Any]) -> Any:

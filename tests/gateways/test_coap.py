@@ -1,8 +1,6 @@
 """The CoAP gateway with a real broker of three workers, over UDP."""
 
 import json
-import os
-import signal
 import threading
 import time
 from contextlib import suppress
@@ -15,6 +13,7 @@ from tests.gateways import coap_client as norm
 from tests.gateways.coap_client import ACK, CON, DELETE, GET, NON, OBSERVE, POST, PUT, CoapClient, Got
 from tests.gateways.conftest import GatewayBroker
 from tests.harness import Client, free_port, until, wire
+from tests.harness.waiting import stopped
 
 
 @pytest.fixture
@@ -374,12 +373,9 @@ def test_an_answer_that_takes_long_is_a_separate_one(name: str) -> None:
         (pid,) = broker.child_pids("worker")
         with broker.coap() as device:
             device.connect(name)
-            os.kill(pid, signal.SIGSTOP)
-            try:
+            with stopped(pid):
                 device.raw(norm.message(CON, POST, 7, b"token", norm.options_of("ps/a", device.auth), b"x"))
                 assert device.recv() == Got(ACK, 0, 7, b"", [], b"")
-            finally:
-                os.kill(pid, signal.SIGCONT)
             got = device.recv()
             assert (got.kind, got.text, got.token) == (CON, "2.04", b"token")
             device.take(got)

@@ -5,7 +5,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
+
+STOP_S = 20.0
+"""Longest time until all threads of a process are stopped: one may wait for a disk."""
 
 
 def until(look: Callable[[], Any], describe: Callable[[], str] = str, timeout_s: float = 10.0) -> Any:
@@ -20,10 +24,27 @@ def until(look: Callable[[], Any], describe: Callable[[], str] = str, timeout_s:
     return found
 
 
+def stop(*pids: int) -> None:
+    """Stops processes by SIGSTOP; returns when they stand still. On a busy machine threads run on for a moment after the signal."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    until(lambda: all(map(_stands_still, pids)), timeout_s=STOP_S)
+
+
+def _stands_still(pid: int) -> bool:
+    """Returns whether all threads of a process are stopped, or have ended."""
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if path.read_text().rpartition(") ")[2][0] not in "TtZX":
+                return False
+    return True
+
+
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
     """The process stands still, by SIGSTOP, unless it is killed meanwhile."""
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         yield
     finally:

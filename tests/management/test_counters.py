@@ -1,8 +1,6 @@
 """Every counter and gauge moves: by how much, where a test brings it about here, and which test does, where that takes more than a
 few packets."""
 
-import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +15,7 @@ from shm.counters import NAMES, Counters
 from tests.access.guarded import Guarded
 from tests.access.scram_client import ScramClient
 from tests.harness import Broker, Client, Publish, Pubrec, client_id_on, until, wire
+from tests.harness.waiting import stopped
 from tests.harness.wire import Auth, Disconnect
 from tests.journal.faulty_disk import FaultyDisk
 
@@ -352,14 +351,11 @@ def test_retained_messages_that_are_too_many(start: Callable[..., tuple[Broker, 
 def test_events_that_the_manager_does_not_take(start: Callable[..., tuple[Broker, Counted]]) -> None:
     broker, counted = start()
     (manager,) = broker.child_pids("manager")
-    os.kill(manager, signal.SIGSTOP)
-    try:
+    with stopped(manager):
         for _ in range(100_000):
             on(0, broker, keepalive=0).close()
             if counted.now()["events.dropped"]:
                 break
-    finally:
-        os.kill(manager, signal.SIGCONT)
     counted.grow("events.dropped")
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from tests.harness.waiting import stop
+
 START_S, STOP_S = 60.0, 20.0
 
 
@@ -63,15 +65,8 @@ class Server:
         return (self._where / "server.log").read_text(errors="replace")
 
     def pause(self) -> None:
-        """Stops all its processes, so that connections stay open and nothing answers.
-
-        On a busy machine threads run on for a moment after the signal.
-        """
-        self._signal(signal.SIGSTOP)
-        deadline = time.monotonic() + STOP_S
-        while not all(map(_stands_still, self._processes())):
-            assert time.monotonic() < deadline, "it does not stop"
-            time.sleep(0.001)
+        """Stops all its processes, so that connections stay open and nothing answers."""
+        stop(*(one.pid for one in self._processes()))
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
@@ -105,15 +100,6 @@ class Server:
             self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self.kill()
-
-
-def _stands_still(process: psutil.Process) -> bool:
-    """Returns whether all threads of a process are stopped, or have ended."""
-    for path in Path(f"/proc/{process.pid}/task").glob("*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if path.read_text().rpartition(") ")[2][0] not in "TtZX":
-                return False
-    return True
 
 
 @contextmanager

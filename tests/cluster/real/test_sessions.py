@@ -1,6 +1,5 @@
 """Sessions that move between real brokers."""
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -11,7 +10,7 @@ from tests.cluster.real.moves import KEPT, MOVING, move_around
 from tests.cluster.real.nodes import Nodes, running
 from tests.cluster.real.test_messages import linked
 from tests.harness import Client, client_id_on, wire
-from tests.harness.waiting import until
+from tests.harness.waiting import stopped, until
 
 
 def client(stack: ExitStack, nodes: Nodes, node: int, name: str, clean: bool = False) -> Client:
@@ -116,11 +115,8 @@ def test_a_client_that_returns_to_its_node_sends_no_claim(nodes: Nodes) -> None:
         with client(ExitStack(), nodes, 1, "c"):
             pass
         (pid,) = nodes.brokers[1].child_pids("link-0")
-        os.kill(pid, 19)  # SIGSTOP
-        try:
+        with stopped(pid):
             assert present(client(stack, nodes, 1, "c"))
-        finally:
-            os.kill(pid, 18)  # SIGCONT
 
 
 def test_a_session_survives_a_restart_of_its_worker_before_and_after_it_moves(nodes: Nodes) -> None:

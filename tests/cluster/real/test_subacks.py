@@ -1,15 +1,13 @@
 """A SUBACK waits until the other nodes have its routes, and no longer than its limits (cluster.suback)."""
 
-import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from shardbroker.cluster.rlog import SubackWait
 from shardbroker.worker.subacks import GIVE_UP_MS
 from tests.cluster.real.nodes import Nodes, running
 from tests.harness import Client, until
+from tests.harness.waiting import stopped
 
 LIMIT_MS = SubackWait().limit_ms
 PASS_MS = 5
@@ -26,14 +24,9 @@ def late(nodes: Nodes, number: int) -> int:
     return nodes.counters(number)["suback.late"]
 
 
-@contextmanager
-def stopped_link(nodes: Nodes, number: int) -> Iterator[None]:
+def stopped_link(nodes: Nodes, number: int) -> AbstractContextManager[None]:
     (pid,) = nodes.brokers[number].child_pids("link-0")
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
+    return stopped(pid)
 
 
 def test_a_suback_waits_for_the_peer_and_for_no_dead_one() -> None:

@@ -5,7 +5,6 @@ Each request that it accepts is a line of FILE: {"path", "key", "type", "headers
 """
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.harness import free_port, until
+from tests.harness.waiting import stop
 
 __all__ = ["Service"]
 
@@ -77,15 +77,13 @@ class Service:
             return True
         return False
 
-    def signal(self, number: int) -> None:
-        assert self._process is not None
-        os.kill(self._process.pid, number)
-
     def pause(self) -> None:
-        self.signal(signal.SIGSTOP)
+        assert self._process is not None
+        stop(self._process.pid)
 
     def resume(self) -> None:
-        self.signal(signal.SIGCONT)
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         if self._process is not None:

@@ -1,7 +1,6 @@
 """What becomes of rows that fail, and of rows that wait while definitions change, over a real broker with two workers."""
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +167,7 @@ def test_a_server_that_is_gone_costs_bounded_memory_and_time_of_others(place: Pa
         publish_all(broker.address, 0, WORKERS, numbered("c", range(5000)))
         done(broker, "disk_log:all", 5000)
         done(broker, "http:rows", 5000)
-        service.signal(signal.SIGSTOP)
+        service.pause()
         process = psutil.Process(broker.child_pids("flows-0")[0])
         before = process.memory_info().rss
         for begin in range(0, 100_000, 10_000):
@@ -176,7 +175,7 @@ def test_a_server_that_is_gone_costs_bounded_memory_and_time_of_others(place: Pa
         done(broker, "disk_log:all", 105_000)
         figures = broker.action("http:rows")
         grown = process.memory_info().rss - before
-        service.signal(signal.SIGCONT)
+        service.resume()
         done(broker, "http:rows", 105_000)
         after = broker.action("http:rows")
     assert figures["queuing"] + figures["inflight"] <= 1000 and figures["lag_records"] >= 99_000

@@ -1,7 +1,6 @@
 """Rows that wait survive the end of the service, of the processes flows, of workers and of the broker; order per client is kept."""
 
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,7 @@ def test_none_is_missing_after_the_service_is_back(place: Path, service: Service
         publish(broker, 0, 10)
         until(lambda: broker.action("http:rows").get("success") == 20, lambda: f"{broker.action('http:rows')} {broker.output[-5:]}")
         if how == "stopped":
-            service.signal(signal.SIGSTOP)
+            service.pause()
         elif how == "killed":
             service.kill()
         else:
@@ -68,7 +67,7 @@ def test_none_is_missing_after_the_service_is_back(place: Path, service: Service
         until(lambda: broker.action("http:rows").get("status") == "disconnected" or broker.action("http:rows")["retried"])
         until(lambda: broker.action("http:rows").get("queuing", 0) >= 2000)
         if how == "stopped":
-            service.signal(signal.SIGCONT)
+            service.resume()
         elif how == "killed":
             service.start()
         else:

@@ -1,7 +1,6 @@
 """Orders for actions while rows wait: stop, start, restart, rewind, reset, and probes of connectors."""
 
 import json
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,12 +76,12 @@ def test_a_rewind_writes_rows_again(broker: SinksBroker, service: Service) -> No
     until(lambda: broker.action("http:rows")["success"] == 1400, lambda: f"counts go on: {broker.action('http:rows')}")
     call(broker, "actions rewind", id="http:rows", at="earliest")
     until(lambda: len(service.rows()) == 2600)
-    service.signal(signal.SIGSTOP)
+    service.pause()
     publish(broker, 600, 700)
     until(lambda: broker.action("http:rows")["lag_records"] >= 200)
     call(broker, "actions rewind", id="http:rows", at="latest")
     until(lambda: broker.action("http:rows")["queuing"] == 0)
-    service.signal(signal.SIGCONT)
+    service.resume()
     publish(broker, 700, 701)
     until(lambda: [row["n"] for row in service.rows()].count(700) == 2)
     assert [row["n"] for row in service.rows()].count(699) <= 2, "rows under way may have been written"
