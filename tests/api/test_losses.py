@@ -72,7 +72,7 @@ def test_one_figure_of_all_losses_by_reason_and_an_alarm(served: ApiBroker, rest
     assert (sampled["dropped"], sampled["losses"]) == (LOST, {"queue_full": LOST})
     (alarm,) = until(lambda: lasting(rest), timeout_s=15)
     assert alarm["details"]["reason"] == "queue_full" and "queue_full" in alarm["message"]
-    assert "alarm activated name=messages_lost " in served.log
+    until(lambda: "alarm activated name=messages_lost " in served.log)
 
 
 def test_retained_messages_are_counted_without_those_of_the_broker(served: ApiBroker, rest: Rest) -> None:

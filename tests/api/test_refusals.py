@@ -241,7 +241,7 @@ def test_the_first_password_is_told_once_and_kept_as_argon2id(tmp_path: Path) ->
 def test_a_damaged_file_of_accounts_keeps_nobody_from_starting(tmp_path: Path) -> None:
     (tmp_path / "accounts.sqlite3").write_bytes(os.urandom(8192))
     with ApiBroker(2, data_dir=tmp_path) as broker:
-        assert "accounts.sqlite3: damaged, set aside" in broker.log
+        until(lambda: "accounts.sqlite3: damaged, set aside" in broker.log)
         Rest.logged_in(broker)
     assert len(list(tmp_path.glob("accounts.sqlite3.damaged-*"))) == 1
 
@@ -252,7 +252,7 @@ def test_an_address_that_is_taken_keeps_mqtt_from_nothing(tmp_path: Path) -> Non
         taken.bind(("127.0.0.1", broker.api_port))
         taken.listen()
         with broker:
-            assert f"address not bound setting=api.bind address=127.0.0.1:{broker.api_port}" in broker.log
+            until(lambda: f"address not bound setting=api.bind address=127.0.0.1:{broker.api_port}" in broker.log)
             taken.close()
             deadline = time.monotonic() + 30
             while time.monotonic() < deadline:

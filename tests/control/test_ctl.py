@@ -104,7 +104,8 @@ def test_a_restarted_worker_sends_its_clients_away_and_serves_again(broker_with:
         until(lambda: control.call("workers list")["data"][1]["state"] == "ready")
         with Client(broker.address, 5, client_id_on(1, 3, "restarted")):
             pass
-    assert f"INFO supervisor: process ended process=worker-1 pid={before['pid']} age=" in "".join(broker.output)
+        line = f"INFO supervisor: process ended process=worker-1 pid={before['pid']} age="
+        until(lambda: line in "".join(broker.output))
 
 
 def test_metrics_say_what_the_clients_saw(control: Control, connect: Connect, topic: str) -> None:

@@ -148,7 +148,8 @@ def test_devices_of_mqttsn_notice_nothing(sn: Upgradable) -> None:
         for stream in streams:
             stream.check()
         assert times_of(broker, NAMES) == connected, "a device has another connection to its worker"
-        assert "gateway replaced" in sn.log and "gateway client disconnected" not in sn.log
+        until(lambda: "gateway replaced" in sn.log)
+        assert "gateway client disconnected" not in sn.log
         sn.upgrade_to("0.1.3")
         active.send("PINGREQ")
         active.expect("PINGRESP")
@@ -420,7 +421,8 @@ def test_an_error_in_the_last_step_of_the_old_process_ends_it(tmp_path: Path) ->
         made.code.restore(HANDOFF)
         made.code.install("0.1.2")
         follow(made, pids(gateway_of(made)), device, NEW)
-        assert "process replaced" in made.log and "in the last step" not in made.log
+        until(lambda: "process replaced" in made.log)
+        assert "in the last step" not in made.log
 
 
 FAULTS = {

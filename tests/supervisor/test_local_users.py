@@ -14,7 +14,7 @@ import pytest
 
 from shm import runtime
 from shm.records import encode_publish, encode_spilled
-from tests.harness import Broker, Client, Publish
+from tests.harness import Broker, Client, Publish, until
 
 pytestmark = pytest.mark.own_broker
 STRANGER = 65534
@@ -161,7 +161,7 @@ def test_a_name_that_another_user_has_taken_does_not_stop_the_start(kept: Broker
     start(kept)
     assert read_by_session(kept) == []
     if kind != "inbox name":
-        assert any("shared memory name not trusted" in line and str(path) in line for line in kept.output), kept.output
+        until(lambda: any("shared memory name not trusted" in line and str(path) in line for line in kept.output))
     kept.kill()  # its rings stay, and the next start finds them although the name is taken
     start(kept)
     assert read_by_session(kept) == []
@@ -225,7 +225,7 @@ def test_rings_of_the_broker_that_are_damaged_end_no_worker(kept: Broker, conten
         (place / f"inbox-{number}").write_bytes(content)
     start(kept)
     assert read_by_session(kept) == []
-    assert any("message dropped" in line or "inbox-0" in line for line in kept.output), kept.output
+    until(lambda: any("message dropped" in line or "inbox-0" in line for line in kept.output))
     assert not [line for line in kept.output if "process died" in line]
     kept.stop()
 

@@ -192,7 +192,7 @@ def test_without_its_packages_there_is_one_warning_and_clients_are_served() -> N
     own = Broker(1, {"api.bind": "auto"})
     own.program = (sys.executable, "-c", WITHOUT_FASTAPI)
     with own, Client(own.address):
-        (line,) = said(own, "dashboard")
+        (line,) = until(lambda: said(own, "dashboard"))
     assert " WARNING supervisor: dashboard left out" in line and "api.bind needs fastapi" in line and "pip install" in line
 
 

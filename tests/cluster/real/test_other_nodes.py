@@ -265,4 +265,4 @@ def test_nobody_without_the_cookie_is_answered(tmp_path: Path) -> None:
             assert b"status" not in received
             stranger.close()
         assert ask(nodes, 1, "status", nodes.name(2))["node"] == nodes.name(2)
-        assert "peer manager refused" in nodes.output(2)
+        until(lambda: "peer manager refused" in nodes.output(2))

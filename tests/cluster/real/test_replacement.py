@@ -173,7 +173,7 @@ def test_a_session_is_waited_for_while_its_worker_is_being_replaced() -> None:
         with ThreadPoolExecutor(len(names)) as pool:
             moved = [*pool.map(lambda name: session(stack, nodes, 2, name), names)]
         replacing.join()
-        assert "worker replaced" in nodes.output(1), nodes.output(1)
+        until(lambda: "worker replaced" in nodes.output(1), lambda: nodes.output(1))
         for client, name in zip(moved, names, strict=True):
             assert client.connack is not None and client.connack.session_present, f"{name}: {nodes.output(1)}"
             session(stack, nodes, 1, f"p-{name}").publish(name, b"behind", 1)
@@ -242,4 +242,4 @@ def test_shared_groups_of_both_nodes_get_each_message_once() -> None:
 
         until(complete, lambda: f"{len({*got})} of {len(sent)}", MOVED_S)
         assert sorted(got) == sorted(sent)
-        assert all("worker replaced" in nodes.output(node) for node in nodes.brokers)
+        until(lambda: all("worker replaced" in nodes.output(node) for node in nodes.brokers))

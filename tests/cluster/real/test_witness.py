@@ -76,7 +76,7 @@ def test_two_nodes_and_a_witness(tmp_path: Path) -> None:
         # Killed, its etcd is started again; killed, the witness takes its etcd with it, and finds its place.
         etcd.kill()
         until(lambda: [one for one in etcd_of(third) if one.pid != etcd.pid], timeout_s=STARTED_S)
-        assert 'witness: etcd died cause="signal SIGKILL"' in "".join(third.output)
+        until(lambda: 'witness: etcd died cause="signal SIGKILL"' in "".join(third.output))
         (etcd,) = etcd_of(third)
         third.kill()
         until(lambda: not psutil.pid_exists(etcd.pid))
@@ -96,7 +96,7 @@ def test_a_witness_is_added_to_a_core_and_removed(tmp_path: Path) -> None:
         linked(nodes)
         await_leases(nodes, 1, n1="up", n2="up")
         assert call(nodes, 1, "cluster core add", node=nodes.name(2))["members"] == 2
-        assert f'until="ctl cluster core add {WITNESS} --address {bind}"' in "".join(third.output)
+        until(lambda: f'until="ctl cluster core add {WITNESS} --address {bind}"' in "".join(third.output))
         assert etcd_of(third) == []
         with pytest.raises(ControlError, match="a witness has an address: --address HOST:PORT"):
             change(nodes, "add")

@@ -65,7 +65,7 @@ def test_a_database_that_dies_holds_messages_back_and_loses_none(store: Database
                 client.ack(got[-1])
             assert [one.payload for one in got] == payloads
             received(other, *payloads)
-        assert any("lookup repeated" in line for line in broker.output)
+        until(lambda: any("lookup repeated" in line for line in broker.output))
         broker.expects("lookup repeated|sink|action|connector")
 
 

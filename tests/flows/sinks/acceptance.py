@@ -236,7 +236,7 @@ class Trial:
             assert sorted(n for _, n in rows) == good
             figures = self.wait_for_figures(id, success=count - 1, failed=1)
             assert (figures["success"], figures["failed"]) == (count - 1, 1)
-            (line,) = [one for one in self.broker.output[said:] if "row not written" in one]
+            (line,) = until(lambda: [one for one in self.broker.output[said:] if "row not written" in one])
             until(self.rejected)
             (failed,) = self.rejected()
         assert f"action={id}" in line and f"position={failed['position'].rpartition('/')[2]}" in line

@@ -58,7 +58,7 @@ def test_a_poison_row_fails_alone_and_goes_to_the_fallback(place: Path, service:
         until(lambda: in_file(broker, "failed.log"))
         until(lambda: broker.action("http:rows")["lag_records"] == 0)
         (failed,) = in_file(broker, "failed.log")
-        (line,) = [one for one in broker.output if "row not written" in one]
+        (line,) = until(lambda: [one for one in broker.output if "row not written" in one])
     assert (figures["success"], figures["failed"]) == (1999, 1)
     assert [row["n"] for row in service.rows()] == [n for n in range(2000) if n != 700]
     assert failed["n"] == 700
@@ -105,7 +105,7 @@ def test_a_wrong_action_is_reported_and_others_work(place: Path, service: Servic
         publish_all(broker.address, 0, WORKERS, numbered("c", range(10)))
         done(broker, "http:rows", 10)
         assert broker.action("http:other")["error"].startswith(reason)
-        assert any("action not loaded" in line and "http:other" in line for line in broker.output)
+        until(lambda: any("action not loaded" in line and "http:other" in line for line in broker.output))
         until(lambda: broker.rule_figures("hot", ["actions.success", "actions.failed.out_of_service"]) == [10, 10])
 
 
