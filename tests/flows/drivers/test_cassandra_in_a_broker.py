@@ -53,6 +53,8 @@ def test_each_row_is_there_once() -> None:
             def done() -> bool:
                 return all(broker.action(id).get("lag_records") == 0 for id in (ID, "cassandra:last"))
 
+            until(lambda: len(found()) == 2 * ROWS, lambda: f"{broker.action(ID)} {broker.output[-8:]}", 120)
+            broker.await_figures()
             until(done, lambda: f"{broker.action(ID)} {broker.output[-8:]}", 120)
 
         def found() -> list[tuple[str, int]]:

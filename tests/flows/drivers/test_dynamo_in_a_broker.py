@@ -61,9 +61,11 @@ def test_each_row_is_there() -> None:
             publish(400, ROWS)
             server.resume()
             reached(2 * ROWS)
+            broker.await_figures()
             until(lambda: broker.action(ID).get("lag_records") == 0, lambda: str(broker.action(ID)))
+            before = broker.action(ID)["success"]
             with Control(broker.data_dir) as control:
                 control.call("actions rewind", id=ID, at="earliest")
-            until(lambda: broker.action(ID).get("success") == 2 * ROWS, lambda: str(broker.action(ID)), 90)
+            until(lambda: broker.action(ID).get("success") == before + 2 * ROWS, lambda: f"{before} {broker.action(ID)}", 90)
             assert not broker.action(ID)["failed"]
         assert found() == {(f"c{worker}", number) for worker in range(WORKERS) for number in range(ROWS)}

@@ -108,6 +108,7 @@ def test_direct_rows_are_there_once_by_their_key_also_after_a_rewind() -> None:
             publish(broker, 100, 200)
             server.resume()
             until(lambda: sum(found(client).values()) >= 400, lambda: str(broker.action(ID)), 60)
+            broker.await_figures()
             until(lambda: broker.action(ID).get("lag_records") == 0, lambda: str(broker.action(ID)), 60)
             before = broker.action(ID)["success"]
             with Control(broker.data_dir) as control:

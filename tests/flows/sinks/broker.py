@@ -7,6 +7,7 @@ from typing import Any
 
 from shardbroker.control import Control
 from tests.flows.broker import RulesBroker
+from tests.harness import until
 
 __all__ = ["SinksBroker", "toml"]
 
@@ -63,6 +64,21 @@ class SinksBroker(RulesBroker):
         for path in sorted(self.runtime_dir.glob("flows-?.json")):
             found.append(json.loads(path.read_bytes()))
         return found
+
+    def await_figures(self) -> None:
+        """Returns once all figures are later than the call: a process writes its own once a second, and leaves them when killed."""
+        changed: dict[Path, set[int]] = {}
+
+        def is_later() -> bool:
+            for path in self.runtime_dir.glob("flows-?.json"):
+                changed.setdefault(path, set()).add(path.stat().st_mtime_ns)
+            return bool(changed) and all(len(times) > 2 for times in changed.values())  # the second one may have been under way
+
+        until(is_later, lambda: str(changed), 30)
+
+    def is_stopped(self, id: str) -> bool:
+        """Returns whether an action is stopped in each process."""
+        return all(one.get("actions", {}).get(id, {}).get("status") == "stopped" for one in self.all_figures())
 
     def action(self, id: str) -> dict[str, Any]:
         """Figures of an action, numbers added up over processes."""

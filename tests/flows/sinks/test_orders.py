@@ -47,7 +47,7 @@ def test_rows_wait_while_an_action_is_stopped(broker: SinksBroker, service: Serv
     publish(broker, 0, 10)
     until(lambda: len(service.rows()) == 20)
     call(broker, "actions stop", id="http:rows")
-    until(lambda: broker.action("http:rows")["status"] == "stopped")
+    until(lambda: broker.is_stopped("http:rows"))
     publish(broker, 10, 1000)
     until(lambda: broker.action("http:rows")["lag_records"] >= 1900)
     assert len(service.rows()) == 20
