@@ -7,13 +7,13 @@ import os
 import re
 import signal
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tests.flows.sinks.broker import SinksBroker
+from tests.harness.waiting import stop, until
 
 __all__ = ["Far", "Seen"]
 
@@ -89,15 +89,23 @@ class Far(SinksBroker):
     def seen(self) -> Seen:
         return Seen(self.file.read_text(errors="replace") if self.file.exists() else "")
 
+    def await_source(self, publish: Callable[[bytes], object]) -> None:
+        """Returns once a source has messages of its server: it is `connected` before it has subscribed. publish: there."""
+
+        def has_one() -> bool:
+            publish(b"first")
+            return any(payload == "first" for _, payload in self.seen().messages)
+
+        until(has_one, lambda: f"{self.all_figures()} {self.output[-5:]}", 60)
+
     def pause(self) -> None:
         """Stops all its processes, so that connections stay open and nothing answers."""
-        self._signal(signal.SIGSTOP)
+        stop(*self._pids())
 
     def resume(self) -> None:
-        self._signal(signal.SIGCONT)
+        for pid in self._pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
-    def _signal(self, number: int) -> None:
-        assert self.process is not None
-        for one in [psutil.Process(self.process.pid), *self.children()]:
-            with suppress(ProcessLookupError, psutil.NoSuchProcess):
-                os.kill(one.pid, number)
+    def _pids(self) -> list[int]:
+        return [self.pid, *(one.pid for one in self.children())]

@@ -8,6 +8,7 @@ import pytest
 
 from tests.flows.bridges.far import Far
 from tests.flows.bridges.test_mqtt_out import harm, missing, publish
+from tests.flows.sinks.publishing import publish_all
 from tests.harness import until
 
 pytestmark = pytest.mark.own_broker
@@ -34,8 +35,7 @@ def test_none_is_missing(place: Path, version: str, qos: int, victim: str) -> No
         Far(place / "far", "nothing", workers=2, settings=FAR) as far,
         Far(place / "near", sections=near_sections(far, version, qos), workers=2) as near,
     ):
-        until(lambda: near.source("mqtt:far").get("status") == "connected", lambda: f"{near.output[-5:]}", 30)
-        time.sleep(0.5)
+        near.await_source(lambda payload: publish_all(far.address, 0, 2, [payload]))
         publish(far, 0, 100)
         until(lambda: not missing(near, 100), lambda: f"{near.source('mqtt:far')} {near.output[-5:]}", 30)
         assert {topic for topic, _ in near.seen().messages} == {"far/a"}

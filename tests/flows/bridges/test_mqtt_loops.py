@@ -29,12 +29,14 @@ def publish(broker: Far, w: int, count: int = 20) -> None:
     publish_all(broker.address, 0, 1, [b'{"w": %d, "n": %d}' % (w, n) for n in range(count)], b"t/a")
 
 
-def connected(broker: Far) -> None:
+def connected(broker: Far, address: tuple[str, int]) -> None:
+    """Waits until messages pass both ways. address: of the server."""
+
     def look() -> bool:
         return broker.source("mqtt:far").get("status") == "connected" == broker.action("mqtt:far").get("status")
 
     until(look, lambda: f"{broker.source('mqtt:far')} {broker.action('mqtt:far')} {broker.output[-5:]}", 30)
-    time.sleep(0.5)
+    broker.await_source(lambda payload: publish_all(address, 0, 1, [payload], b"t/first"))
 
 
 def assert_once(*brokers: Far) -> None:
@@ -51,7 +53,7 @@ def assert_once(*brokers: Far) -> None:
 @VERSIONS
 def test_a_bridge_to_another_broker_of_this_kind(place: Path, version: str) -> None:
     with Far(place / "far", "#") as far, Far(place / "near", "#", sections=both_ways(far.server, version)) as near:
-        connected(near)
+        connected(near, far.address)
         publish(near, 0)
         publish(far, 1)
         assert_once(near, far)
@@ -66,8 +68,8 @@ def test_two_brokers_with_mosquitto_between_them(place: Path, version: str) -> N
             Far(place / "one", "#", sections=sections, settings=names[0]) as one,
             Far(place / "two", "#", sections=sections, settings=names[1]) as two,
         ):
-            connected(one)
-            connected(two)
+            connected(one, ("127.0.0.1", between.port))
+            connected(two, ("127.0.0.1", between.port))
             publish(one, 0)
             publish(two, 1)
             assert_once(one, two)
@@ -79,8 +81,8 @@ def test_bridges_on_both_sides_end_with_mqtt_5(place: Path) -> None:
         for broker, other in ((one, two), (two, one)):
             sections = both_ways(other.server, "v5")
             broker.change(**{name.replace(".", "__"): values for name, values in sections.items()})
-        connected(one)
-        connected(two)
+        connected(one, two.address)
+        connected(two, one.address)
         publish(one, 0)
         until(lambda: len(set(two.seen().rows)) == 20, timeout_s=30)
         time.sleep(QUIET_S)

@@ -76,10 +76,10 @@ def test_both_ways(place: Path, certificates: Certificates, version: str) -> Non
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader,
             Far(place / "near", sections=sections(connector)) as near,
         ):
-            until(lambda: near.source("mqtt:far").get("status") == "connected", lambda: f"{near.output[-5:]}", 30)
+            sent = certificates.tool("mosquitto_pub", server.port, "-t", "in/a", "-l")
+            near.await_source(lambda payload: subprocess.run(sent, input=payload + b"\n", check=True))
             payloads = [b'{"w": 0, "n": %d}' % number for number in range(COUNT)]
             publish_all(near.address, 0, 1, payloads, b"out/a")
-            sent = certificates.tool("mosquitto_pub", server.port, "-t", "in/a", "-l")
             subprocess.run(sent, input=b"".join([one + b"\n" for one in payloads]), check=True)
             until(lambda: len(near.seen().rows) >= COUNT, lambda: f"{near.source('mqtt:far')} {near.output[-5:]}", 30)
             assert near.seen().rows == [(0, number) for number in range(COUNT)]
