@@ -3,9 +3,8 @@
 import json
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
-from typing import IO
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +15,18 @@ from tests.servers.redis import PASSWORD, cli, redis
 
 pytestmark = pytest.mark.own_broker
 EXPIRED_AFTER_S = 3600
+HASHES = """
+local answer = {}
+for at, pattern in ipairs(KEYS) do
+  answer[at] = {}
+  for _, key in ipairs(redis.call('KEYS', pattern)) do
+    if redis.call('TYPE', key).ok == 'hash' then
+      table.insert(answer[at], {key, redis.call('HGETALL', key)})
+    end
+  end
+end
+return answer
+"""
 
 
 class Database:
@@ -38,13 +49,19 @@ class Database:
         assert isinstance(found, list)
         return sorted(found)
 
+    def hashes(self, *starts: str) -> list[dict[str, dict[str, str]]]:
+        """Returns the hashes below each start by key, all as they are at one moment."""
+        answer = self.cli("EVAL", HASHES, str(len(starts)), *(f"{start}:*" for start in starts))
+        assert isinstance(answer, list), answer
+        return [{key: dict(zip(flat[::2], flat[1::2], strict=True)) for key, flat in sorted(found)} for found in answer]
+
     def rows(self, part: str) -> Rows:
         rows: Rows = []
         if part == "clients":
-            for key in self.keys("mqtt:client"):
-                found = self.hash(key)
+            clients, nodes = self.hashes("mqtt:client", "mqtt:node")
+            for key, found in clients.items():
                 online, offline = int(found["online_at"]), found.get("offline_at")
-                known = [node for node in self.keys("mqtt:node") if key.removeprefix("mqtt:client:") in self.hash(node)]
+                known = [node for node, members in nodes.items() if key.removeprefix("mqtt:client:") in members]
                 node = known[0].removeprefix("mqtt:node:") if known else None
                 assert found["state"] == "0" or node is not None, (key, found, known)
                 row = {"clientid": key.removeprefix("mqtt:client:"), "state": int(found["state"]), "online_at": online}
@@ -106,9 +123,10 @@ def test_subscribing_and_unsubscribing_is_published_to_mqtt_channel(store: Datab
     command = ["redis-cli", "-p", str(store.port), "-a", PASSWORD, "--no-auth-warning", "SUBSCRIBE", "mqtt_channel"]
     with (
         running(store, subscriptions=True) as broker,
-        tempfile.TemporaryFile("w+") as seen,
-        subprocess.Popen(command, stdout=seen) as watching,
+        tempfile.NamedTemporaryFile() as file,
+        subprocess.Popen(command, stdout=file) as watching,
     ):
+        seen = Path(file.name)
         try:
             until(lambda: "1" in str(store.cli("PUBSUB", "NUMSUB", "mqtt_channel")))
             with on(broker, 0, "s") as client:
@@ -121,20 +139,22 @@ def test_subscribing_and_unsubscribing_is_published_to_mqtt_channel(store: Datab
         assert _objects(seen) == [{"type": "subscribe", "qos": 2, **common}, {"type": "unsubscribe", **common}]
 
 
-def _objects(output: IO[str]) -> list[object]:
-    output.seek(0)
-    return [json.loads(line) for line in output if line.startswith("{") and line.endswith("}\n")]
+def _objects(path: Path) -> list[object]:
+    """Of the output of another program, which continues where it is: it must not be read from the descriptor that they share."""
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
 
 
 def payloads(store: Database) -> list[str]:
-    return [store.hash(key)["payload"] for key in store.keys("mqtt:msg") if store.cli("TYPE", key) == "hash"]
+    (found,) = store.hashes("mqtt:msg")
+    return [one["payload"] for one in found.values()]
 
 
 def test_messages_expire_with_their_places_in_the_set_of_their_topic(store: Database) -> None:
-    with running(store, messages=["in/#"], expired_after=1) as broker, on(broker, 0, "p") as client:
+    with running(store, messages=["in/#"], expired_after=5) as broker, on(broker, 0, "p") as client:
         client.publish("in/a", b"1", 1)
         until(lambda: store.cli("ZCARD", "mqtt:msg:in/a") == 1)
-        time.sleep(1.1)
+        until(lambda: payloads(store) == [])
         client.publish("in/a", b"2", 1)
         until(lambda: payloads(store) == ["2"], lambda: str(store.keys("mqtt:msg")))
         assert store.cli("ZCARD", "mqtt:msg:in/a") == 1
