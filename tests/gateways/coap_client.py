@@ -101,6 +101,7 @@ class CoapClient:
         self.mids = itertools.count(secrets.randbelow(30_000))
         self.notifications: deque[Got] = deque()
         self.observing: set[bytes] = set()
+        self._taken: set[tuple[int, bytes, bytes]] = set()
         self.auth: dict[str, Any] = {}
 
     def __enter__(self) -> "CoapClient":
@@ -120,17 +121,20 @@ class CoapClient:
         return next(self.mids) % 65536
 
     def take(self, got: Got) -> None:
-        """Acknowledges what is Confirmable; answers pings."""
+        """Acknowledges what is Confirmable; answers pings. A copy of a message, or of an answer, is no notification."""
         if got.kind == CON:
             self.raw(message(ACK if got.code else RST, 0, got.mid))
-        if got.token in self.observing and got.code:
-            self.notifications.append(got)
+        if got.token in self.observing and got.code and got.kind != ACK:
+            key = got.mid, got.token, got.payload
+            if key not in self._taken:
+                self._taken.add(key)
+                self.notifications.append(got)
 
     def request(
         self, method: int, path: str, payload: bytes = b"", kind: int = CON, token: bytes | None = None, timeout_s: float = 10.0,
-        more: dict[str, bytes] | None = None, **queries: Any,
+        more: dict[str, bytes] | None = None, is_new: bool = False, **queries: Any,
     ) -> Got:  # fmt: skip
-        """The response. A request without an answer is sent again every second."""
+        """The response. A request without an answer is sent again every second. is_new: nothing before it has its token."""
         token = secrets.token_bytes(4) if token is None else token
         mid = self.next_mid()
         data = message(kind, method, mid, token, options_of(path, self.auth | queries, **(more or {})), payload)
@@ -151,8 +155,10 @@ class CoapClient:
                     assert got.token == token
                     return got
                 continue
-            if got.code and got.token == token and got.option(OBSERVE) is None:
+            if got.code and got.token == token and (is_new or got.option(OBSERVE) is None):
                 self.take(got)
+                if self.notifications and self.notifications[-1] is got:  # the first answer to OBSERVE, which took long
+                    self.notifications.pop()
                 return got
             assert got.kind != RST or got.mid != mid, got
             self.take(got)
@@ -171,8 +177,9 @@ class CoapClient:
 
     def observe(self, topic: str, token: bytes | None = None, **more: Any) -> bytes:
         token = secrets.token_bytes(4) if token is None else token
+        is_new = token not in self.observing
         self.observing.add(token)
-        got = self.good(GET, f"ps/{topic}", token=token, more={"observe": b""} | more.pop("more", {}), **more)
+        got = self.good(GET, f"ps/{topic}", token=token, more={"observe": b""} | more.pop("more", {}), is_new=is_new, **more)
         assert got.text == "2.05" and got.option(OBSERVE) is not None, got
         return token
 

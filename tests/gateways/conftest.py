@@ -59,7 +59,7 @@ class GatewayBroker(Broker):
 
 @pytest.fixture(scope="session")
 def gateway() -> Iterator[GatewayBroker]:
-    with GatewayBroker(gateway={"idle_timeout": "2s"}) as broker:
+    with GatewayBroker(gateway={"idle_timeout": "6s"}) as broker:
         yield broker
 
 

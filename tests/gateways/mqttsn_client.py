@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 TIMEOUT_S = 10.0
 QUIET_S = 0.4
+KNOCK_S = 5.0
+"""Longest wait for an answer before a message is sent again, which would have an answer of its own."""
 QOS = {-1: 0x60, 0: 0x00, 1: 0x20, 2: 0x40}
 DUP, RETAIN, WILL, CLEAN = 0x80, 0x10, 0x08, 0x04
 NAME, PREDEFINED, SHORT = 0, 1, 2
@@ -132,7 +134,7 @@ class MqttSnClient:
         while time.monotonic() < deadline_s:
             try:
                 self.raw(data)
-                if select.select([self.socket], [], [], 1.0)[0]:
+                if select.select([self.socket], [], [], KNOCK_S)[0]:
                     self.socket.recv(1, socket.MSG_PEEK)
                     return
             except ConnectionRefusedError:

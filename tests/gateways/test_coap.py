@@ -124,7 +124,7 @@ def test_without_a_connection(coap: GatewayBroker, name: str) -> None:
 
 @pytest.mark.own_broker
 def test_connection_required_and_authentication(name: str) -> None:
-    settings = {"authentication": '["builtin"]', "connection_required": "true", "heartbeat": "1s"}
+    settings = {"authentication": '["builtin"]', "connection_required": "true", "heartbeat": "3s"}
     with GatewayBroker(2, settings, "coap") as broker:
         broker.ctl("users add", name="ada", password="secret")
         broker.wait_for_log("gateway listener opened")
@@ -134,13 +134,12 @@ def test_connection_required_and_authentication(name: str) -> None:
             assert device.request(POST, "ps/a", b"x").text == "4.00"
             device.connect(name, username="ada", password="secret")
             device.good(POST, "ps/a", b"x")
-            for _ in range(4):
-                time.sleep(0.7)
+            for _ in range(5):
+                time.sleep(1.2)
                 device.good(PUT, "mqtt/connection")
             broker.wait_for_log("the broker rejects the client")
-            time.sleep(2.5)
-            assert device.request(PUT, "mqtt/connection").text == "4.01"
             broker.wait_for_log("gateway client disconnected", "no request within 1.5 times heartbeat")
+            assert device.request(PUT, "mqtt/connection").text == "4.01"
 
 
 @pytest.mark.own_broker
@@ -178,7 +177,7 @@ def test_more_devices_than_may_be(name: str) -> None:
 @pytest.mark.own_broker
 def test_forged_addresses_hold_little_and_not_for_long(name: str) -> None:
     """Requests from many addresses, none of which answers. The places come back, and a device that is known is served."""
-    settings = {"idle_timeout": "2s", "heartbeat": "2s", "listeners.default.max_connections": 50}
+    settings = {"idle_timeout": "6s", "heartbeat": "6s", "listeners.default.max_connections": 50}
     with GatewayBroker(1, settings, "coap") as broker, broker.coap() as device:
         broker.wait_for_log("gateway listener opened")
         device.connect(name)
@@ -195,7 +194,7 @@ def test_forged_addresses_hold_little_and_not_for_long(name: str) -> None:
         with Client(broker.address, 5, f"{name}-mqtt") as mqtt:
             mqtt.publish("t", b"x" * 1000, 1)
         for _ in range(6):
-            time.sleep(1)
+            time.sleep(2)
             device.good(PUT, "mqtt/connection")
         for data, one in zip(sent, forged, strict=True):
             got = 0

@@ -76,7 +76,7 @@ def test_what_is_no_stomp_is_an_error(gateway: GatewayBroker) -> None:
 
 def test_silence_before_connect_ends_the_connection(gateway: GatewayBroker) -> None:
     with gateway.stomp() as client:
-        client.expect_error("no CONNECT within idle_timeout = 2 s")
+        client.expect_error("no CONNECT within idle_timeout = 6 s")
 
 
 # --- heart-beats ------------------------------------------------------------------------------------------------------------------
@@ -99,12 +99,12 @@ def test_a_wrong_heart_beat_is_an_error(gateway: GatewayBroker, wrong: str) -> N
 
 def test_the_server_sends_its_heart_beats(gateway: GatewayBroker) -> None:
     with gateway.stomp() as client:
-        client.connect(heart_beat="0,1000")
+        client.connect(heart_beat="0,4000")
         client.data = b""
         start_s = time.monotonic()
         for _ in range(2):
             assert client.socket.recv(1) == b"\n"
-        assert time.monotonic() - start_s < 2.5
+        assert time.monotonic() - start_s < 10
 
 
 def test_a_client_without_heart_beats_is_gone(gateway: GatewayBroker) -> None:
@@ -117,9 +117,9 @@ def test_a_client_without_heart_beats_is_gone(gateway: GatewayBroker) -> None:
 
 def test_any_byte_is_a_heart_beat(gateway: GatewayBroker) -> None:
     with gateway.stomp() as client:
-        client.connect(heart_beat="1000,0")
+        client.connect(heart_beat="3000,0")
         for _ in range(5):
-            time.sleep(0.6)
+            time.sleep(1.5)
             client.raw(b"\n")
         client.done("SEND", destination="a")
 
