@@ -115,12 +115,12 @@ def test_an_upgrade_refuses_nobody(machine: Machine) -> None:
 
 def test_a_hanging_worker_is_noticed_and_the_broker_started_again(machine: Machine) -> None:
     machine.run("mkdir", "-p", "/etc/systemd/system/shardbroker.service.d")
-    machine.run("sh", "-c", "printf '[Service]\\nWatchdogSec=5\\n' > /etc/systemd/system/shardbroker.service.d/test.conf")
+    machine.run("sh", "-c", "printf '[Service]\\nWatchdogSec=15\\n' > /etc/systemd/system/shardbroker.service.d/test.conf")
     machine.run("systemctl", "daemon-reload")
     machine.run("systemctl", "restart", "shardbroker")
     main = show(machine, "MainPID")
     machine.run("kill", "-STOP", worker(machine))
-    until(lambda: show(machine, "MainPID") not in ("0", main) and show(machine, "ActiveState") == "active", machine, 60)
+    until(lambda: show(machine, "MainPID") not in ("0", main) and show(machine, "ActiveState") == "active", machine, 120)
     journal = machine.run("journalctl", "-u", "shardbroker", "--no-pager").stdout
     assert "processes hang" in journal
     assert show(machine, "NRestarts") == "1"

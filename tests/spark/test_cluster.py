@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import pyspark
 import pytest
 from pyarrow.dataset import dataset
 
+from tests.harness import free_port
 from tests.spark.samples import write_journal
 
 pytestmark = pytest.mark.timeout(400)
@@ -41,9 +41,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()  # the master starts for seconds, in which a connection may get one of the kernel's
     url = f"spark://127.0.0.1:{port}"
     log = tmp_path / "master.log"
     master = ["master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]

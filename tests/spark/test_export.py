@@ -95,7 +95,7 @@ def command(broker: Broker, to: Path, *options: str) -> list[str]:
 def test_an_export_that_is_killed_is_finished_by_the_next_one(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
     sent: Sent = {}
     to = tmp_path / "out"
-    publish(broker, sent, 60, "one")
+    publish(broker, sent, 300, "one")
     stop = threading.Event()
 
     def go_on() -> None:

@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import grpc
@@ -24,10 +24,13 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def etcd_of(nodes: Nodes, number: int) -> psutil.Process | None:
-    """Returns the etcd of a node."""
-    (pid,) = nodes.brokers[number].child_pids("cluster")
-    found = [child for child in psutil.Process(pid).children() if child.name() == "etcd"]
-    return found[0] if found else None
+    """Returns the etcd of a node; None also while the process above it has ended and is not started again."""
+    for pid in nodes.brokers[number].child_pids("cluster"):
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(pid).children():
+                if child.name() == "etcd":
+                    return child
+    return None
 
 
 def cores_of(nodes: Nodes, number: int) -> dict[str, str]:
@@ -90,13 +93,13 @@ def test_one_core_alone_dies_with_its_broker_and_returns() -> None:
         broker, first = nodes.brokers[1], etcd_of(nodes, 1)
         assert first is not None and first.environ()["ETCD_PRE_VOTE"] == "true"
         broker.kill_process(broker.child_pids("cluster")[0])
-        until(lambda: not psutil.pid_exists(first.pid), timeout_s=5)
+        until(lambda: not psutil.pid_exists(first.pid))
         until(lambda: etcd_of(nodes, 1) is not None)  # before that, the state is the last one of the process that was killed
         until(lambda: core_of(nodes, 1) == "connected")
         epoch, second = nodes.status(1)["epoch"], etcd_of(nodes, 1)
         assert second is not None
         broker.kill()
-        until(lambda: not psutil.pid_exists(second.pid), timeout_s=5)
+        until(lambda: not psutil.pid_exists(second.pid))
         nodes.start()
         until(lambda: core_of(nodes, 1) == "connected" and nodes.status(1)["epoch"] > epoch)
         await_leases(nodes, 1, n1="up")
