@@ -11,9 +11,10 @@ from tests.harness.needed import needed
 from tests.servers.processes import account, answers, folder
 from tests.servers.service import Service, service
 
-__all__ = ["PASSWORD", "mosquitto_server"]
+__all__ = ["PASSWORD", "mosquitto_server", "subscriptions"]
 
 PASSWORD = "dbsecret"
+LOGGED = "error", "warning", "notice", "information", "subscribe"
 
 
 @contextmanager
@@ -24,6 +25,7 @@ def mosquitto_server(*lines: str, login: str = "", acl: str = "", port: int = 0)
         port = port or free_port()
         config = where / "mosquitto.conf"
         text = f"listener {port} 127.0.0.1\npersistence_location {where}/\nallow_anonymous {'false' if login else 'true'}\n"
+        text += "".join(f"log_type {one}\n" for one in LOGGED)
         if login:
             passwords = where / "passwords"
             passwords.write_text(f"{login}:{_hashed(PASSWORD)}\n")
@@ -37,6 +39,11 @@ def mosquitto_server(*lines: str, login: str = "", acl: str = "", port: int = 0)
         config.write_text(text + "\n".join(lines) + "\n")
         with service([program, "-c", str(config)], port, lambda: answers(port), where) as one:
             yield one
+
+
+def subscriptions(server: Service, filter: str) -> int:
+    """How often clients have subscribed to a filter since the server was started."""
+    return sum(line.endswith(f" {filter}") for line in server.log().splitlines())
 
 
 def _hashed(password: str) -> str:

@@ -22,7 +22,7 @@ from tests.flows.drivers.delivery import deliver, run, some_rows
 from tests.flows.sources.harness import Taker
 from tests.harness import until
 from tests.harness.needed import needed
-from tests.servers.mosquitto import PASSWORD, mosquitto_server
+from tests.servers.mosquitto import PASSWORD, mosquitto_server, subscriptions
 from tests.servers.service import Service
 
 pytestmark = pytest.mark.own_broker
@@ -54,11 +54,12 @@ def driver(over: Any, **parameters: Any) -> Any:
 def subscriber(server: Service, file: Path, filter: str, *options: str) -> Iterator[Path]:
     """mosquitto_sub with its output in a file, one line for each message."""
     login = ["-u", "mqtt", "-P", PASSWORD]
+    before = subscriptions(server, filter)
     with file.open("wb") as out:
         command = ["mosquitto_sub", "-p", str(server.port), *login, "-V", "5", "-t", filter, "-q", "2", *options]
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         try:
-            time.sleep(0.5)
+            until(lambda: subscriptions(server, filter) > before, server.log)
             yield file
         finally:
             process.kill()
@@ -323,6 +324,16 @@ def source(over: Any, **parameters: Any) -> Any:
     return make_source(MqttSource.model_validate({"parameters": parameters}), over, "mqtt:x")
 
 
+async def begun(server: Service, taker: Taker, one: Any, filter: str) -> "asyncio.Task[None]":
+    """Runs a source; returns once the server has its subscription."""
+    before = subscriptions(server, filter)
+    task = taker.run(one)
+    async with asyncio.timeout(20):
+        while subscriptions(server, filter) == before:
+            await asyncio.sleep(0.01)
+    return task
+
+
 def publish(server: Service, topic: str, *options: str) -> None:
     login = ["-u", "mqtt", "-P", PASSWORD]
     subprocess.run(["mosquitto_pub", "-p", str(server.port), *login, "-V", "5", "-t", topic, *options], check=True)
@@ -337,8 +348,7 @@ def test_what_arrives(server: Service, tmp_path: Path, version: str, qos: int) -
 
     async def scenario() -> Taker:
         taker = Taker()
-        task = taker.run(one)
-        await asyncio.sleep(0.5)
+        task = await begun(server, taker, one, "up/#")
         await asyncio.to_thread(
             publish, server, "up/a", "-m", "€", "-q", "2", "-D", "publish", "user-property", "k", "v", "-D", "publish",
             "content-type", "text/plain",
@@ -365,8 +375,7 @@ def test_what_is_not_done_arrives_again_and_what_is_done_does_not(server: Servic
     async def scenario(over: Any, acknowledges: bool, expected: int) -> list[bytes]:
         over.sources = {"$source:mqtt:x"}
         taker = Taker(acknowledges=acknowledges)
-        task = taker.run(source(over, topic=f"again{qos}/#", qos=qos))
-        await asyncio.sleep(0.5)
+        task = await begun(server, taker, source(over, topic=f"again{qos}/#", qos=qos), f"again{qos}/#")
         if not acknowledges and expected:
             for number in range(count):
                 await asyncio.to_thread(publish, server, f"again{qos}/a", "-m", str(number), "-q", str(qos))

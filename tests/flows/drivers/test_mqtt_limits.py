@@ -17,7 +17,7 @@ import pytest
 from shardbroker.connectors.mqtt_client import Login, Message, MqttClient
 from shardbroker.flows.sources.source import Received
 from tests.flows.drivers.delivery import run, some_rows
-from tests.flows.drivers.test_mqtt import connector, driver, publish, source
+from tests.flows.drivers.test_mqtt import begun, connector, driver, publish, source
 from tests.flows.kills import packets
 from tests.flows.sources.harness import Taker
 from tests.harness.needed import needed
@@ -74,8 +74,7 @@ def test_large_messages_that_wait_are_limited_by_their_bytes(server: Service, tm
 
     async def scenario() -> None:
         taker = Busy()
-        task = taker.run(one)
-        await asyncio.sleep(0.5)
+        task = await begun(server, taker, one, "large/#")
         await publish_all(server, "large/a", [b"x" * PAYLOAD] * count)
         assert await settled(lambda: sum(len(arrived.packet.payload) for arrived in one._waiting)) < 20_000_000
         assert sum(len(received.columns["payload"]) for received in taker.received) < 2_000_000
@@ -96,8 +95,7 @@ def test_a_source_that_has_ended_holds_up_no_action(server: Service, tmp_path: P
 
     async def scenario() -> None:
         first, second = Busy(), Taker()
-        task = first.run(source(over, topic="held/#", qos=1))
-        await asyncio.sleep(0.5)
+        task = await begun(server, first, source(over, topic="held/#", qos=1), "held/#")
         await publish_all(server, "held/a", payloads[:10_000])
         intake = over.intake_of(0)
         async with asyncio.timeout(60):
@@ -130,8 +128,7 @@ def test_a_message_of_an_ended_session_does_not_acknowledge_another_one(server: 
         client.acknowledge = lambda ids: (acknowledged.append(list(ids)), acknowledge(ids))
         takers = [Taker(acknowledges=False) for _ in range(2)]
         for number, taker in enumerate(takers):
-            task = taker.run(source(over, topic="ended/#", qos=1))
-            await asyncio.sleep(0.5)
+            task = await begun(server, taker, source(over, topic="ended/#", qos=1), "ended/#")
             await asyncio.to_thread(publish, server, "ended/a", "-m", str(number), "-q", "1")
             await taker.wait_for(1)
             if not number:
@@ -153,8 +150,7 @@ def test_a_message_for_a_source_that_does_not_run_waits(server: Service, tmp_pat
 
     async def scenario() -> None:
         takers = Taker(), Taker()
-        tasks = [taker.run(driver) for taker, driver in zip(takers, (one, other), strict=True)]
-        await asyncio.sleep(0.5)
+        tasks = [await begun(server, takers[0], one, "one/#"), await begun(server, takers[1], other, "other/#")]
         tasks[1].cancel()
         await asyncio.wait([tasks[1]])
         for topic in ("other/a", "one/a"):

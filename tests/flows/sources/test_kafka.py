@@ -182,7 +182,12 @@ def test_offsets_are_committed_once_workers_have_the_records(server: KafkaBroker
         await produce(server, name, range(100))
         taker = Taker(acknowledges=False)
         async with reading(taker, source(over, topic=name, group_id=group)):
+
+            async def begun() -> bool:
+                return await committed(server, name, 1, group) != [None]
+
             await taker.wait_for(100)
+            await eventually(begun)
             await asyncio.sleep(0.5)
             assert await committed(server, name, 1, group) == [0]
             taker.finish()
