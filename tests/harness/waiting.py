@@ -24,12 +24,10 @@ def until(look: Callable[[], Any], describe: Callable[[], str] = str, timeout_s:
     return found
 
 
-def stop(*pids: int) -> None:
-    """Stops processes by SIGSTOP; returns when they stand still. On a busy machine threads run on for a moment after the signal."""
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-    until(lambda: all(map(_stands_still, pids)), timeout_s=STOP_S)
+def stop(pid: int) -> None:
+    """Stops a process by SIGSTOP; returns when it stands still. On a busy machine threads run on for a moment after the signal."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: _stands_still(pid), timeout_s=STOP_S)
 
 
 def _stands_still(pid: int) -> bool:

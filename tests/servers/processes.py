@@ -66,7 +66,9 @@ class Server:
 
     def pause(self) -> None:
         """Stops all its processes, so that connections stay open and nothing answers."""
-        stop(*(one.pid for one in self._processes()))
+        for one in self._processes():
+            with suppress(ProcessLookupError):
+                stop(one.pid)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

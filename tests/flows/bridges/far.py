@@ -100,7 +100,9 @@ class Far(SinksBroker):
 
     def pause(self) -> None:
         """Stops all its processes, so that connections stay open and nothing answers."""
-        stop(*self._pids())
+        for pid in self._pids():
+            with suppress(ProcessLookupError):
+                stop(pid)
 
     def resume(self) -> None:
         for pid in self._pids():
