@@ -377,6 +377,7 @@ def test_a_process_that_dies_while_the_program_is_replaced_is_started_again(two:
     (pid,) = two.broker.child_pids(role)
     with kept_client(two, 1) as client:
         two.call("upgrade")
+        two.logs("upgrade begins")
         time.sleep(1)
         two.broker.kill_process(pid)
         assert two.logs("upgrade complete")

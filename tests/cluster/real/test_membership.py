@@ -44,8 +44,10 @@ def test_a_link_process_that_is_killed_comes_back_alone() -> None:
         before = nodes.status(1)
         workers = nodes.brokers[1].child_pids("worker")
         for number, other in (1, "n2"), (2, "n1"):
+            closed = nodes.counters(3 - number)["link.closed"]
             pid = nodes.kill_link(number)
             until(lambda number=number, pid=pid: nodes.brokers[number].child_pids("link-0") not in ([], [pid]))
+            until(lambda number=number, closed=closed: nodes.counters(3 - number)["link.closed"] > closed)  # "up" until then
             nodes.await_links(number, **{other: "up"})
             nodes.await_links(3 - number, **{f"n{number}": "up"})
         after = nodes.status(1)
