@@ -176,7 +176,7 @@ def messages_that_are_removed(broker: SinksBroker, store: Store) -> None:
 def old_messages(broker: SinksBroker, store: Store) -> None:
     """Of a broker with fetch_time_range."""
     published(broker, "in/x", [b"old"])
-    time.sleep(2.1)
+    time.sleep(6.1)
     published(broker, "in/x", [b"new"])
     with on(broker, 1, "s") as client:
         client.subscribe("in/x", 1)
@@ -193,7 +193,7 @@ LOOKUPS = {
         {"messages": ["in/#"], "acked": ["in/#"], "on_acked": "delete", "fetch": ["in/#"]},
         messages_that_are_removed,
     ),
-    "old messages": ({**SECTION, "fetch_time_range": 2}, old_messages),
+    "old messages": ({**SECTION, "fetch_time_range": 6}, old_messages),
 }
 """Name -> section, and what a subscription gets then."""
 
