@@ -147,7 +147,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with World() as one:
+    with World(handler__request_timeout="60s") as one:  # a test fills a socket while the program does not answer
         yield one
 
 

@@ -53,8 +53,11 @@ def test_devices_are_spread_and_one_is_found_wherever_it_is(spread: GatewayBroke
             one.connect(f"{name}-{n}")
         until(lambda: row_of(spread)["current_connections"] == 30)
         assert sum(shares(spread)) == 30 and sum(share > 0 for share in shares(spread)) >= 2, shares(spread)
-        listed = spread.ctl("gateways clients", name="mqttsn", limit=100)["data"]
-        assert {one["clientid"] for one in listed} >= {f"{name}-{n}" for n in range(30)}
+
+        def listed() -> set[str]:
+            return {one["clientid"] for one in spread.ctl("gateways clients", name="mqttsn", limit=100)["data"]}
+
+        until(lambda: listed() >= {f"{name}-{n}" for n in range(30)}, lambda: str(listed()))
         for n in (3, 17):
             spread.ctl("clients kick", clientids=[f"{name}-{n}"])
             devices[n].expect("DISCONNECT")
@@ -297,7 +300,7 @@ def test_stomp_in_several_processes(name: str) -> None:
         clients[0].send("SEND", b"x", destination=f"{name}/all")
         for one in clients:
             assert one.expect("MESSAGE").body == b"x"
-        assert len(broker.ctl("gateways clients", name="stomp", limit=100)["data"]) == 20
+        until(lambda: len(broker.ctl("gateways clients", name="stomp", limit=100)["data"]) == 20)  # workers list them in time
         broker.ctl("clients kick", clientids=[f"{name}-5"])
         assert clients[5].expect("ERROR")
 
