@@ -524,6 +524,7 @@ def test_the_same_client_id_takes_the_session_over(gateway: GatewayBroker, name:
         second.done("SEND", destination=f"{name}/x")
 
 
+@pytest.mark.timeout(300)
 def test_a_slow_client_does_not_fill_the_gateway(gateway: GatewayBroker, name: str) -> None:
     """The gateway stops reading from the broker, whose queue is bounded; the messages arrive in order once they are read."""
     count = 600
