@@ -16,7 +16,7 @@ from shardbroker.journal import open_journal
 from shardbroker.journal.encode import log_for_test
 from shardbroker.journal.schema import Kind, encode
 from shardbroker.rules.values import UNDEFINED
-from tests.harness import Broker, Client, Publish, client_id_on
+from tests.harness import Broker, Client, Publish, client_id_on, until
 
 pytestmark = pytest.mark.own_broker
 WORKERS = 2
@@ -40,6 +40,8 @@ def broker() -> Iterator[Broker]:
         with Client(broker.address, 5, client_id_on(0, WORKERS, "other")) as client:
             for number in range(5):
                 client.publish("queued/x", b'{"t": %d}' % (100 + number), 1)
+        with Control(broker.data_dir) as control:  # what has waited in a ring is in the journal, too
+            until(lambda: control.call("sessions show", clientid=client_id_on(1, WORKERS, "queue"))["mqueue_len"] == 35)
         yield broker
 
 
