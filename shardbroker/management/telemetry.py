@@ -227,6 +227,8 @@ class _Traces(_Signal):
     ) -> None:
         super().__init__(topology, settings, log)
         self._take = take
+        self._taken: asyncio.Future[list[Taken | None]] | None = None
+        """What workers are giving, or have given to an export that settings have ended before."""
         self.spans = {"success": 0, "failure": 0, "over_limit": 0, "queue_full": 0}
         self._dropped = {"over_limit": 0, "queue_full": 0}
         """Since the last log line about them."""
@@ -239,7 +241,10 @@ class _Traces(_Signal):
         return self._settings.traces.scheduled_delay, EXPORT_S
 
     async def _export_once(self, child: "_Child") -> bool:
-        taken = await self._take(max(BATCH_BYTES_OF_ONE, BATCH_BYTES // self._topology.workers))
+        if self._taken is None:
+            self._taken = asyncio.ensure_future(self._take(max(BATCH_BYTES_OF_ONE, BATCH_BYTES // self._topology.workers)))
+        taken = await asyncio.shield(self._taken)
+        self._taken = None
         found = [one for one in taken if one is not None]
         texts = [text for text, *_ in found if text]
         self._note_dropped(sum(one[3] for one in found), sum(one[4] for one in found))

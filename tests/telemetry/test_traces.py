@@ -1,6 +1,7 @@
 """Spans of messages by OTLP: real brokers with two workers, the library of OpenTelemetry as publisher and subscriber, and a
 receiver that decodes what brokers send (tests/servers/otlp.py)."""
 
+import asyncio
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,11 @@ from opentelemetry.trace import SpanKind, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from shardbroker import __version__
+from shardbroker.config import Settings
 from shardbroker.control import Control, ControlError
+from shardbroker.logs.log import Log
+from shardbroker.management.telemetry import Telemetry
+from shardbroker.telemetry.spans import HEAD
 from tests.cluster.real.nodes import running
 from tests.flows.broker import RulesBroker, rule
 from tests.harness import Broker, Client, Publish, Will, client_id_on, free_port, until
@@ -468,6 +474,48 @@ def test_settings_are_live(tmp_path: Path) -> None:
         until(lambda: len(exporters(broker)) == 1)
         assert parent_of(sent(traces__filter__trace_all="true")) == PUBLISHER
         assert len(other.spans) == 4 and len(one.spans) == 2 and "not exported" not in log(broker)
+
+
+def test_spans_that_workers_are_giving_when_settings_change_are_exported() -> None:
+    """Without a broker: its workers answer within a millisecond if they have a core."""
+    ports = free_port(), free_port()
+    first, second = (
+        Settings.model_validate({"opentelemetry": {
+            "exporter": {"endpoint": f"http://127.0.0.1:{port}"}, "traces": {"enable": True, "scheduled_delay": "100ms"},
+        }}).opentelemetry for port in ports
+    )  # fmt: skip
+    span = HEAD.pack(1, 0, 0, 1, 0, 0, 0, 0, 0, 1, 2, bytes.fromhex(TRACE), b"12345678", bytes(8), 1, 2)
+
+    async def figures() -> list[dict[str, Any]]:
+        return []
+
+    async def change(other: Receiver) -> dict[str, int]:
+        asked, answered = asyncio.Event(), asyncio.Event()
+        spans = [span]
+
+        async def take(_: int) -> list[Any]:
+            given = [(spans.pop(), 1, False, 0, 0)] if spans else []
+            asked.set()
+            await answered.wait()
+            return given
+
+        topology: Any = SimpleNamespace(node_name="n@127.0.0.1", started_ms=time.time_ns() // 1_000_000, workers=1)
+        telemetry = Telemetry(topology, first, figures, Log(), take)
+        running = asyncio.create_task(telemetry.run())
+        await asked.wait()
+        telemetry.configure(second)
+        for _ in range(10):  # turns of the loop, in which the export before ends
+            await asyncio.sleep(0)
+        answered.set()
+        while not other.traces:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return telemetry.spans
+
+    with receiver(ports[0]) as one, receiver(ports[1]) as other:
+        counts = asyncio.run(asyncio.wait_for(change(other), 60))
+        assert (len(other.spans), one.traces) == (1, []) and counts["failure"] == 0
 
 
 def test_a_worker_and_an_exporter_that_die_are_replaced(tmp_path: Path) -> None:
