@@ -128,7 +128,7 @@ class TableLink:
         while True:
             await self._due.wait()
             self._due.clear()
-            turn = _Turn(dict(self._connections))
+            turn = _Turn(dict(self._connections), len(self._inputs))
             await loop.run_in_executor(self._pool, self._take_turn, turn)
             self._finish(turn)
             if turn.error is not None:
@@ -181,9 +181,7 @@ class TableLink:
         turn.states = {node: "synced" if is_synced else "syncing" for node, is_synced in states.items()}
 
     def _take_inputs(self, turn: "_Turn", now_ms: int) -> None:
-        for _ in range(INPUTS_A_TURN):
-            if not self._inputs:
-                return
+        for _ in range(min(INPUTS_A_TURN, turn.inputs)):
             number, size, message = self._inputs[0]
             try:
                 turn.sent += self._core.received(number, message, now_ms)
@@ -198,8 +196,10 @@ class TableLink:
 class _Turn:
     """What the thread is given, and what it has done."""
 
-    def __init__(self, connections: dict[int, int]) -> None:
+    def __init__(self, connections: dict[int, int], inputs: int) -> None:
         self.connections = connections
+        self.inputs = inputs
+        """Messages that had arrived: a later one may be of a connection that `connections` does not have, and would be lost."""
         self.taken: list[tuple[int, int]] = []
         self.sent: list[tuple[int, RetainedMessages]] = []
         self.faults: list[tuple[int, PeerFault]] = []

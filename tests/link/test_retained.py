@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from shardbroker.cluster.faults import ByeReason, PeerFault
-from shardbroker.cluster.messages import RetainedAck, RetainedMessages, RetainedRows
+from shardbroker.cluster.messages import RetainedAck, RetainedBegin, RetainedEnd, RetainedMessages, RetainedRows
+from shardbroker.cluster.retained import SUMS_BYTES
 from shardbroker.link import tables
 from shardbroker.link.retained import RetainedLink
 from shardbroker.stores.replicated import ReplicatedStore
@@ -122,3 +123,17 @@ def test_link_processes_exchange_what_their_stores_have(tmp_path: Path) -> None:
             other.update([message(b"other", NOW_MS)])
             until(lambda: one.get(b"other") is not None and other.get(b"one") is not None)
             assert one.stamps.sums() == other.stamps.sums()
+
+
+def test_what_a_new_connection_sends_during_a_turn_is_not_lost(half: Half) -> None:
+    """A comparison that a peer has begun is not begun again: it would last for ever."""
+    driven = Driven(half)
+
+    def connect_meanwhile() -> None:
+        driven.link._table.follow_settings = lambda: None  # type: ignore[method-assign]
+        driven.link.follow({NUMBER: PEER, NUMBER + 1: PEER + 1})
+        driven.link.arrived(NUMBER + 1, RetainedBegin(1, bytes(SUMS_BYTES)), SUMS_BYTES)
+
+    driven.link._table.follow_settings = connect_meanwhile  # type: ignore[method-assign]
+    asyncio.run(driven.until(lambda: RetainedEnd(1) in driven.sent))
+    driven.link.close()
