@@ -14,7 +14,7 @@ pytestmark = pytest.mark.own_broker
 WORKERS = 3
 THRESHOLD_MS = 200
 PATIENCE_S = 60
-"""For a packet that has to come: only against hanging."""
+"""For a packet that must arrive: only against hanging."""
 ROUNDING_MS = 2
 """Of a span: the broker's times are in whole ms, and so are the clocks of two workers to each other."""
 

@@ -22,19 +22,19 @@ async def _fill(session: Session) -> None:
     with card("Counters and gauges"):
         with ui.row().classes("items-center w-full"):
             part = ui.input("Name contains", on_change=lambda: look()).props("clearable dense")
-            worker = ui.select([ALL], value=ALL, label="Of", on_change=lambda: look(anew=True)).props("dense").classes("w-44")
+            worker = ui.select([ALL], value=ALL, label="Of", on_change=lambda: look(restart=True)).props("dense").classes("w-44")
             quiet = ui.checkbox("Those that are 0, too", on_change=lambda: look())
         shown = table(COLUMNS, "name")
         note = ui.label().classes("opacity-70 text-sm")
 
-    async def look(anew: bool = False) -> None:
+    async def look(restart: bool = False) -> None:
         nonlocal before
         number_of = None if worker.value == ALL else int(worker.value)
         found: dict[str, int] | None = await session.show_errors(session.call("metrics", worker=number_of))
         if found is None:
             return
         now_s = time.monotonic()
-        since_s, known = (now_s, {}) if anew else before
+        since_s, known = (now_s, {}) if restart else before
         words = (part.value or "").strip().lower()
         shown.rows = [
             _row(name, value, (value - known[name]) / max(now_s - since_s, 0.1) if name in known else 0.0)
