@@ -3,7 +3,9 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from shardbroker.telemetry.frames import frame_of, read_frame
 
@@ -19,24 +21,29 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of a library is not an outcome
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         del os.environ[name]  # the settings of the broker are those of a file that it checks
-    from shardbroker.telemetry.exporter import Exporter, SpanExporter
-    from shardbroker.telemetry.points import Points
-    from shardbroker.telemetry.spans import Spans
-
     settings = read_frame(sys.stdin.buffer)
     if settings is None:
         return
+    export = _exports(settings)
     with suppress(BrokenPipeError):  # the manager has ended meanwhile
-        if settings["signal"] == "traces":
-            spans, span_exporter = Spans(settings["attributes"]), SpanExporter(settings)
-            out.write(frame_of(""))
-            while (texts := read_frame(sys.stdin.buffer)) is not None:
-                out.write(frame_of(span_exporter.export(spans.read(texts))))
-        else:
-            points, exporter = Points(settings["attributes"], settings["started_ns"]), Exporter(settings)
-            out.write(frame_of(""))
-            while (figures := read_frame(sys.stdin.buffer)) is not None:
-                out.write(frame_of(exporter.export(points.data(figures["families"], figures["at_ns"]))))
+        out.write(frame_of(""))
+        while (given := read_frame(sys.stdin.buffer)) is not None:
+            out.write(frame_of(export(given)))
+
+
+def _exports(settings: dict[str, Any]) -> Callable[[Any], str]:
+    """Returns what exports the data of one frame, and returns what went wrong."""
+    # Loaded here: they take most of the start, and read the environment.
+    from shardbroker.telemetry.exporter import Exporter, SpanExporter, silence
+    from shardbroker.telemetry.points import Points
+    from shardbroker.telemetry.spans import Spans
+
+    silence()
+    if settings["signal"] == "traces":
+        spans, span_exporter = Spans(settings["attributes"]), SpanExporter(settings)
+        return lambda texts: span_exporter.export(spans.read(texts))
+    points, exporter = Points(settings["attributes"], settings["started_ns"]), Exporter(settings)
+    return lambda figures: exporter.export(points.data(figures["families"], figures["at_ns"]))
 
 
 main()

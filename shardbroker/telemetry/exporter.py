@@ -3,7 +3,7 @@
 import logging
 import ssl
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import requests
@@ -17,7 +17,7 @@ from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-__all__ = ["Exporter", "SpanExporter"]
+__all__ = ["Exporter", "SpanExporter", "silence"]
 
 ANSWER_MAX = 65536
 """Most bytes of an answer that are read: a collector answers with a few."""
@@ -33,50 +33,31 @@ class Exporter:
     """Sends metrics to one URL. settings: url, headers, timeout_s, tls_ca, tls_cert, tls_key, tls_verify."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        _silence()
         self._timeout_s = settings["timeout_s"]
-        self._session = _Session(settings, _rejected_points)
-        self._exporter = OTLPMetricExporter(
-            settings["url"],
-            headers=settings["headers"],
-            timeout=self._timeout_s,
-            compression=Compression.Gzip,
-            session=self._session,
-            max_export_batch_size=POINTS_MAX,
-        )
+        self._session = _Session(settings, ExportMetricsServiceResponse, "data points")
+        self._exporter = OTLPMetricExporter(**_options(settings, self._session), max_export_batch_size=POINTS_MAX)
 
     def export(self, data: MetricsData) -> str:
         """Sends data, with retries until the timeout. Returns what went wrong; empty if all was accepted."""
-        self._session.problem = self._session.rejected = ""
+        self._session.begin()
         result = self._exporter.export(data, timeout_millis=self._timeout_s * 1000)
-        if result is not MetricExportResult.SUCCESS:
-            return self._session.problem or "figures could not be encoded"
-        return self._session.rejected
+        return self._session.outcome(result is MetricExportResult.SUCCESS, "figures could not be encoded")
 
 
 class SpanExporter:
     """Sends spans to one URL. settings: as those of an Exporter."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        _silence()
-        self._session = _Session(settings, _rejected_spans)
-        self._exporter = OTLPSpanExporter(
-            settings["url"],
-            headers=settings["headers"],
-            timeout=settings["timeout_s"],
-            compression=Compression.Gzip,
-            session=self._session,
-        )
+        self._session = _Session(settings, ExportTraceServiceResponse, "spans")
+        self._exporter = OTLPSpanExporter(**_options(settings, self._session))
 
     def export(self, spans: Sequence[ReadableSpan]) -> str:
         """Sends spans in one request, with retries until the timeout. Returns what went wrong; empty if all were accepted."""
-        self._session.problem = self._session.rejected = ""
-        if self._exporter.export(spans) is not SpanExportResult.SUCCESS:
-            return self._session.problem or "spans could not be encoded"
-        return self._session.rejected
+        self._session.begin()
+        return self._session.outcome(self._exporter.export(spans) is SpanExportResult.SUCCESS, "spans could not be encoded")
 
 
-def _silence() -> None:
+def silence() -> None:
     """Drops what the libraries log: it is in the reason, or is about a tracestate of a client."""
     warnings.simplefilter("ignore")  # of tls_verify = false, with each request
     for name in ("opentelemetry", "urllib3"):
@@ -84,21 +65,35 @@ def _silence() -> None:
         logging.getLogger(name).propagate = False
 
 
+def _options(settings: Mapping[str, Any], session: "_Session") -> dict[str, Any]:
+    """Returns what both exporters of the library are made with."""
+    known = {"headers": settings["headers"], "timeout": settings["timeout_s"], "compression": Compression.Gzip}
+    return {"endpoint": settings["url"], "session": session, **known}
+
+
 class _Session(requests.Session):
     """Follows no redirect, reads no more of an answer than it has to, and takes neither proxies nor passwords from the environment.
-    `problem`: what was wrong with the last request; `rejected`: what the collector has rejected of data that it accepted, which
-    rejected_in reads from the body of an answer."""
+    answer: the message that a collector answers with; sent: what that counts, such as `data points`."""
 
-    def __init__(self, settings: Mapping[str, Any], rejected_in: Callable[[bytes], str]) -> None:
+    def __init__(self, settings: Mapping[str, Any], answer: Any, sent: str) -> None:
         super().__init__()
-        self._rejected_in = rejected_in
+        self._answer, self._sent = answer, sent
         self.trust_env = False
-        self.problem = self.rejected = ""
+        self._problem = self._rejected = ""
+        """What was wrong with the last request, and what the collector has rejected of data that it accepted."""
         self._timeout_s = settings["timeout_s"]
         self._tls = {
             "verify": (settings["tls_ca"] or _system_certificates()) if settings["tls_verify"] else False,
             "cert": (settings["tls_cert"], settings["tls_key"] or settings["tls_cert"]) if settings["tls_cert"] else None,
         }
+
+    def begin(self) -> None:
+        """Forgets the last export."""
+        self._problem = self._rejected = ""
+
+    def outcome(self, is_sent: bool, unsent: str) -> str:
+        """Returns what went wrong with an export; empty if all was accepted. unsent: if there was no request."""
+        return self._rejected if is_sent else self._problem or unsent
 
     def request(self, method: Any, url: Any, *args: Any, **kwargs: Any) -> requests.Response:
         kwargs |= {"stream": True, "allow_redirects": False, **self._tls}
@@ -106,18 +101,27 @@ class _Session(requests.Session):
             response = super().request(method, url, *args, **kwargs)
             body = response.raw.read(ANSWER_MAX + 1)
         except Exception as error:
-            if not (self.problem and isinstance(error, ValueError)):  # of a retry of the library without any time left
-                self.problem = self._reason(error)
+            if not (self._problem and isinstance(error, ValueError)):  # of a retry of the library without any time left
+                self._problem = self._reason(error)
             raise
         if len(body) > ANSWER_MAX:
             response.close()
         if 200 <= response.status_code < 300:
-            self.rejected = self.rejected or self._rejected_in(body)
+            self._rejected = self._rejected or self._rejected_in(body)
             return response
-        self.problem = f"answered {response.status_code} {response.reason or ''}".rstrip()[:SHOWN_MAX]
+        self._problem = f"answered {response.status_code} {response.reason or ''}".rstrip()[:SHOWN_MAX]
         if response.status_code < 400:  # the library would take it for a success
-            raise requests.RequestException(self.problem)
+            raise requests.RequestException(self._problem)
         return response
+
+    def _rejected_in(self, body: bytes) -> str:
+        """Returns what a collector has rejected; empty if all was accepted."""
+        try:
+            partial = self._answer.FromString(body).partial_success
+        except DecodeError:
+            return ""  # collectors need not answer with more than the status
+        count = getattr(partial, f"rejected_{self._sent.replace(' ', '_')}")
+        return f"{count} {self._sent} rejected: {partial.error_message}"[:SHOWN_MAX] if count else ""
 
     def _reason(self, error: Exception) -> str:
         """Returns the cause of a failure without the request, whose headers are secret."""
@@ -145,28 +149,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         if len(found) > CAUSES_MAX:
             break
     yield from found
-
-
-def _rejected_points(body: bytes) -> str:
-    """Returns what a collector has rejected of metrics; empty if all was accepted."""
-    try:
-        partial = ExportMetricsServiceResponse.FromString(body).partial_success
-    except DecodeError:
-        return ""  # collectors need not answer with more than the status
-    if not partial.rejected_data_points:
-        return ""
-    return f"{partial.rejected_data_points} data points rejected: {partial.error_message}"[:SHOWN_MAX]
-
-
-def _rejected_spans(body: bytes) -> str:
-    """Returns what a collector has rejected of spans; empty if all were accepted."""
-    try:
-        partial = ExportTraceServiceResponse.FromString(body).partial_success
-    except DecodeError:
-        return ""
-    if not partial.rejected_spans:
-        return ""
-    return f"{partial.rejected_spans} spans rejected: {partial.error_message}"[:SHOWN_MAX]
 
 
 def _system_certificates() -> str | bool:
