@@ -47,9 +47,7 @@ cdef class Worker:
         self.memory.keep_heap()
         self.reporter.outlet()             # opened now: a log line must not need a descriptor, of which none may be left
         while not self.draining:
-            if not self.router.serving and self.router.counters_segment.serving:
-                self.serve()
-            if self.holds_clients and not self.router.serving:
+            if self.holds_clients and not self.router.serving and not self.router.counters_segment.serving:
                 time.sleep(HOLD_S)         # a message of a client would miss the sessions of workers that are not ready yet
                 continue
             self.one_pass(self.next_wait_ms())
@@ -125,7 +123,7 @@ cdef class Worker:
         self.memory.trim_when_idle(count > 0, timeout_ms >= TICK_MS, router.now_ms)
         PyErr_CheckSignals()
         if not router.serving and router.counters_segment.serving:
-            self.serve()                   # since the sleep began: commands put since then must not be dropped
+            self.serve()                   # behind the sleep: commands put since it began must not be dropped
         self.turn.start_us = self.rings.pass_us = router.read_clock()
         self.turn.share_out(count)
         if sb_load(self.settings_wanted) > self.settings_seen:
