@@ -173,39 +173,45 @@ def _check(table: str, value: dict[str, Any]) -> None:
         if not is_applied(value):
             raise ValueError("must have revision, errors, restart and shadowed")
         return
-    uuid = value.get("uuid")
-    if not isinstance(uuid, bytes) or len(uuid) != UUID_BYTES:
-        raise ValueError(f"uuid: must have {UUID_BYTES} bytes")
+    _check_uuids(value, "uuid")
     if table == "ids":
-        for name in ("name", "address"):
-            text = value.get(name)
-            if not isinstance(text, str) or not 0 < len(text.encode(errors="replace")) <= TEXT_BYTES_MAX or not text.isprintable():
-                raise ValueError(f"{name}: must be a text of 1 to {TEXT_BYTES_MAX} bytes")
+        _check_texts(value, "name", "address")
         if not value["address"].rpartition(":")[2].isdigit():
             raise ValueError("address: must be HOST:PORT")
     if table == "members":
         if value.get("state") not in STATES:
             raise ValueError(f"state: must be one of {', '.join(STATES)}")
-        incarnation = value.get("incarnation")
-        if not isinstance(incarnation, int) or isinstance(incarnation, bool) or not 1 <= incarnation <= INCARNATION_MAX:
-            raise ValueError(f"incarnation: must be 1 to {INCARNATION_MAX}")
+        _check_number(value, "incarnation", INCARNATION_MAX)
 
 
 def _check_adoption(value: dict[str, Any]) -> None:
     """Raises ValueError for a value that is not of `adopted/`."""
-    for name in ("uuid", "owner_uuid"):
-        if not isinstance(value.get(name), bytes) or len(value[name]) != UUID_BYTES:
+    _check_uuids(value, "uuid", "owner_uuid")
+    _check_texts(value, "name", "owner")
+    for name, most in (("id", NODE_ID_MAX), ("term", TERM_MAX), ("since", INCARNATION_MAX)):
+        _check_number(value, name, most)
+    if not isinstance(value.get("done"), bool):
+        raise ValueError("done: must be true or false")
+
+
+def _check_uuids(value: dict[str, Any], *names: str) -> None:
+    for name in names:
+        uuid = value.get(name)
+        if not isinstance(uuid, bytes) or len(uuid) != UUID_BYTES:
             raise ValueError(f"{name}: must have {UUID_BYTES} bytes")
-    for name in ("name", "owner"):
+
+
+def _check_texts(value: dict[str, Any], *names: str) -> None:
+    for name in names:
         text = value.get(name)
         if not isinstance(text, str) or not 0 < len(text.encode(errors="replace")) <= TEXT_BYTES_MAX or not text.isprintable():
             raise ValueError(f"{name}: must be a text of 1 to {TEXT_BYTES_MAX} bytes")
-    for name, most in (("id", NODE_ID_MAX), ("term", TERM_MAX), ("since", INCARNATION_MAX)):
-        number = value.get(name)
-        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
-            raise ValueError(f"{name}: must be 1 to {most}")
-    if not isinstance(value.get("done"), bool):
-        raise ValueError("done: must be true or false")
+
+
+def _check_number(value: dict[str, Any], name: str, most: int) -> None:
+    number = value.get(name)
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
+        raise ValueError(f"{name}: must be 1 to {most}")
 
 
 def is_applied(value: Any) -> bool:

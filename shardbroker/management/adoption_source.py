@@ -165,10 +165,9 @@ def _check_lock(path: Path) -> None:
 
 def _workers(path: Path) -> int:
     """Returns the number of workers that wrote the journals."""
-    journals = path / "journal"
-    found = len([one for one in journals.iterdir() if one.name.isdecimal()]) if journals.is_dir() else 0
+    found = len(_journals(path))
     with suppress(ValueError):
-        found = workers_of(read_number(journals / "workers") or 0) or found
+        found = workers_of(read_number(path / "journal" / "workers") or 0) or found
     return max(1, min(found, PARTITIONS))
 
 
