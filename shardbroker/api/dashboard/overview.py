@@ -6,7 +6,7 @@ from typing import Any
 
 from nicegui import ui
 
-from shardbroker.api.dashboard.frame import Page, card, number, size
+from shardbroker.api.dashboard.frame import Page, card, columns, number, size
 from shardbroker.api.dashboard.session import Session
 
 __all__ = ["page"]
@@ -43,9 +43,8 @@ async def _fill(session: Session) -> None:
             series.append([row["time_stamp"], round(row[name] / row["interval_s"], 1)])
     with card("Messages a second"):
         chart = ui.echart(_chart(points)).classes("w-full h-64")
-    columns = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in WORKERS.items()]
     with card("Workers"):
-        table = ui.table(columns=columns, rows=[], row_key="worker").classes("w-full").props("flat dense")
+        table = ui.table(columns=columns(WORKERS), rows=[], row_key="worker").classes("w-full").props("flat dense")
 
     async def look() -> None:
         figures = await session.show_errors(session.monitor.figures())

@@ -15,13 +15,14 @@ from nicegui import ui
 from paho.mqtt.client import Client, MQTTMessage, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
 
-from shardbroker.api.dashboard.frame import Page, card
+from shardbroker.api.dashboard.frame import Page, card, table
 from shardbroker.api.dashboard.messages import readable
 from shardbroker.api.dashboard.session import Session
 from shardbroker.control import ControlError
 
 __all__ = ["page"]
 
+COLUMNS = {name: name for name in ("time", "topic", "qos", "retain", "payload")}
 ROWS_MAX = 200
 """Messages shown; older ones are removed."""
 CONNECT_S = 5.0
@@ -67,16 +68,13 @@ async def _fill(session: Session) -> None:
                 qos = ui.select([0, 1, 2], value=0, label="QoS").props("dense").classes("w-20")
                 retain = ui.checkbox("Retain")
                 ui.button("Publish", icon="send", on_click=lambda: publish())
-    columns = [
-        {"name": name, "label": name, "field": name, "align": "left"} for name in ("time", "topic", "qos", "retain", "payload")
-    ]
     with card("Messages"):
-        table = ui.table(columns=columns, rows=[], row_key="key").classes("w-full").props("flat dense wrap-cells")
+        messages = table(COLUMNS, "key")
 
     def show(message: MQTTMessage) -> None:
         row = {"time": time.strftime("%H:%M:%S"), "topic": message.topic, "qos": message.qos, "retain": message.retain,
                "payload": readable(bytes(message.payload)), "key": time.monotonic_ns()}  # fmt: skip
-        table.rows = [row, *table.rows[: ROWS_MAX - 1]]
+        messages.rows = [row, *messages.rows[: ROWS_MAX - 1]]
 
     def say(text: str, color: str) -> None:
         state.set_text(text)
