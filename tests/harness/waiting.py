@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,13 @@ def stop(pid: int) -> None:
     """Stops a process by SIGSTOP; returns when it stands still. On a busy machine threads run on for a moment after the signal."""
     os.kill(pid, signal.SIGSTOP)
     until(lambda: _stands_still(pid), timeout_s=STOP_S)
+
+
+def stop_all(pids: Iterable[int]) -> None:
+    """Likewise for several processes, but for those that have ended."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            stop(pid)
 
 
 def _stands_still(pid: int) -> bool:

@@ -13,29 +13,19 @@ import pytest
 from shardbroker.config import Settings
 from shardbroker.config.streams import Stream
 from shardbroker.control import ControlError
-from shardbroker.management.definitions import CONFIGURATION, RULES, Definition, Definitions, Made
+from shardbroker.management.definitions import CONFIGURATION, RULES, Definition, Definitions
+from shardbroker.management.rules import RuleKind
 from shardbroker.management.streams import Streams
 
 SETTINGS = Settings()
 CHANGED = SETTINGS.model_copy(update={"rule_engine": SETTINGS.rule_engine.model_copy(update={"ignore_sys_message": False})})
 
 
-class OneRule:
+class OneRule(RuleKind):
     """The kind of rules, with one in the configuration."""
-
-    name, most = RULES, 10
 
     def configured(self, settings: Settings) -> dict[str, Definition]:
         return {"r": {"id": "r", "origin": CONFIGURATION}}
-
-    def restored(self, kept: dict[str, Any]) -> Definition:
-        return kept
-
-    def kept(self, definition: Definition) -> dict[str, Any]:
-        return definition
-
-    def in_force(self, definition: Definition, all: Made) -> dict[str, Any] | None:
-        return definition
 
 
 class Feed:

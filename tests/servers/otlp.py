@@ -25,17 +25,28 @@ DRIP_S = 0.3
 
 
 @dataclass(frozen=True)
-class Received:
+class Request:
     """One request."""
 
     path: str
     headers: dict[str, str]
+
+
+def resource_of(one: Any) -> dict[str, str]:
+    """Attributes of what a part of a request is about."""
+    return {pair.key: pair.value.string_value for pair in one.resource.attributes}
+
+
+@dataclass(frozen=True)
+class Received(Request):
+    """One request with figures."""
+
     data: ExportMetricsServiceRequest
 
     @property
     def resource(self) -> dict[str, str]:
         (one,) = self.data.resource_metrics
-        return {pair.key: pair.value.string_value for pair in one.resource.attributes}
+        return resource_of(one)
 
     @property
     def metrics(self) -> dict[str, Metric]:
@@ -51,17 +62,15 @@ class Received:
 
 
 @dataclass(frozen=True)
-class ReceivedSpans:
+class ReceivedSpans(Request):
     """One request with spans."""
 
-    path: str
-    headers: dict[str, str]
     data: ExportTraceServiceRequest
 
     @property
     def resource(self) -> dict[str, str]:
         (one,) = self.data.resource_spans
-        return {pair.key: pair.value.string_value for pair in one.resource.attributes}
+        return resource_of(one)
 
     @property
     def spans(self) -> list[Span]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from tests.harness.waiting import stop
+from tests.harness.waiting import stop_all
 
 START_S, STOP_S = 60.0, 20.0
 
@@ -66,9 +66,7 @@ class Server:
 
     def pause(self) -> None:
         """Stops all its processes, so that connections stay open and nothing answers."""
-        for one in self._processes():
-            with suppress(ProcessLookupError):
-                stop(one.pid)
+        stop_all(one.pid for one in self._processes())
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

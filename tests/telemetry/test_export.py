@@ -5,8 +5,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 
 from shardbroker import __version__
 from shardbroker.config import Settings
+from shardbroker.config.opentelemetry import OpenTelemetry
 from shardbroker.control import Control, ControlError
 from shardbroker.logs.log import Log
 from shardbroker.management.families import Family, plain
@@ -237,14 +238,30 @@ def test_settings_are_live(tmp_path: Path) -> None:
         assert "not exported" not in log(broker)
 
 
+def settings_to(port: int, **signals: dict[str, Any]) -> OpenTelemetry:
+    """Settings by which signals are exported to a port."""
+    exporter = {"endpoint": f"http://127.0.0.1:{port}"}
+    return Settings.model_validate({"opentelemetry": {"exporter": exporter, **signals}}).opentelemetry
+
+
+@asynccontextmanager
+async def exported(settings: OpenTelemetry, figures: Any, spans: Any) -> AsyncIterator[Telemetry]:
+    """Exports without a broker: what gathers figures, and what takes spans, is given."""
+    topology: Any = SimpleNamespace(node_name="n@127.0.0.1", started_ms=time.time_ns() // 1_000_000, workers=1)
+    telemetry = Telemetry(topology, settings, figures, Log(), spans)
+    running = asyncio.create_task(telemetry.run())
+    try:
+        yield telemetry
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 def test_an_export_under_way_is_given_up_for_other_settings() -> None:
     """Without a broker, whose check of the settings may take longer than the export on a busy machine."""
     ports = free_port(), free_port()
-    first, second = (
-        Settings.model_validate({"opentelemetry": {
-            "exporter": {"endpoint": f"http://127.0.0.1:{port}"}, "metrics": {"enable": True, "interval": interval},
-        }}).opentelemetry for port, interval in zip(ports, ("5s", "1s"), strict=True)
-    )  # fmt: skip
+    intervals = zip(ports, ("5s", "1s"), strict=True)
+    first, second = (settings_to(port, metrics={"enable": True, "interval": interval}) for port, interval in intervals)
 
     async def figures() -> list[dict[str, Any]]:
         return plain([Family("a", "gauge", "text", [({}, 1)])])
@@ -253,16 +270,12 @@ def test_an_export_under_way_is_given_up_for_other_settings() -> None:
         return []
 
     async def change(one: Receiver, other: Receiver) -> dict[str, int]:
-        topology: Any = SimpleNamespace(node_name="n@127.0.0.1", started_ms=time.time_ns() // 1_000_000)
-        telemetry = Telemetry(topology, first, figures, Log(), no_spans)
-        running = asyncio.create_task(telemetry.run())
-        while not one.refused:
-            await asyncio.sleep(0.01)
-        telemetry.configure(second)
-        while not other.received:
-            await asyncio.sleep(0.01)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with exported(first, figures, no_spans) as telemetry:
+            while not one.refused:
+                await asyncio.sleep(0.01)
+            telemetry.configure(second)
+            while not other.received:
+                await asyncio.sleep(0.01)
         return telemetry.counts
 
     with receiver(ports[0]) as one, receiver(ports[1]) as other:

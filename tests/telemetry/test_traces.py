@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +21,7 @@ from opentelemetry.trace import SpanKind, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from shardbroker import __version__
-from shardbroker.config import Settings
 from shardbroker.control import Control, ControlError
-from shardbroker.logs.log import Log
-from shardbroker.management.telemetry import Telemetry
 from shardbroker.telemetry.spans import HEAD
 from tests.cluster.real.nodes import running
 from tests.flows.broker import RulesBroker, rule
@@ -33,7 +29,7 @@ from tests.harness import Broker, Client, Publish, Will, client_id_on, free_port
 from tests.harness.waiting import stopped
 from tests.hooks.plugged import Plugged
 from tests.servers.otlp import Receiver, attributes, receiver
-from tests.telemetry.test_export import active, exporters, log
+from tests.telemetry.test_export import active, exported, exporters, log, settings_to
 
 ON = """
 opentelemetry.traces.enable = true
@@ -371,15 +367,20 @@ def test_traces_begin_at_the_broker(tmp_path: Path) -> None:
         assert not pairs_of(subscriber.expect(Publish, payload=b"none"))
 
 
+@contextmanager
+def bounded(tmp_path: Path, port: int, bound: str) -> Iterator[tuple[Receiver, Broker, Control, Client, Client]]:
+    """A receiver, a broker with a bound on spans, and a publisher and a subscriber of one worker."""
+    with receiver(port) as collector, tracing(tmp_path, port, ON + bound) as broker, Control(broker.data_dir) as control:
+        publisher, subscriber = (Client(broker.address, 5, client_id_on(0, 2, name)) for name in ("p", "s"))
+        with publisher, subscriber:
+            subscriber.subscribe("a", 1)
+            yield collector, broker, control, publisher, subscriber
+
+
 def test_spans_above_the_limit_are_counted_and_told(tmp_path: Path) -> None:
     """The messages arrive, as they were; those with a span name it."""
     port, limit = free_port(), "opentelemetry.traces.max_spans_per_second = 20\n"
-    with ExitStack() as stack:
-        collector = stack.enter_context(receiver(port))
-        broker = stack.enter_context(tracing(tmp_path, port, ON + limit))
-        control = stack.enter_context(Control(broker.data_dir))
-        publisher, subscriber = (stack.enter_context(Client(broker.address, 5, client_id_on(0, 2, name))) for name in ("p", "s"))
-        subscriber.subscribe("a", 1)
+    with bounded(tmp_path, port, limit) as (collector, broker, control, publisher, subscriber):
         for _ in range(500):
             publisher.publish("a", b"x", 1, properties=traced(), wait=False)
         packets = [subscriber.expect(Publish, timeout=30) for _ in range(500)]
@@ -395,12 +396,7 @@ def test_spans_above_the_limit_are_counted_and_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["hang", "error", "gone"])
 def test_a_collector_that_fails_delays_nothing(fault: str, tmp_path: Path) -> None:
     port, queue = free_port(), "opentelemetry.traces.max_queue_size = 20\n"
-    with ExitStack() as stack:
-        collector = stack.enter_context(receiver(port))
-        broker = stack.enter_context(tracing(tmp_path, port, ON + queue))
-        control = stack.enter_context(Control(broker.data_dir))
-        publisher, subscriber = (stack.enter_context(Client(broker.address, 5, client_id_on(0, 2, name))) for name in ("p", "s"))
-        subscriber.subscribe("a", 1)
+    with bounded(tmp_path, port, queue) as (collector, broker, control, publisher, subscriber):
         if fault == "gone":
             collector.close()
         else:
@@ -479,11 +475,7 @@ def test_settings_are_live(tmp_path: Path) -> None:
 def test_spans_that_workers_are_giving_when_settings_change_are_exported() -> None:
     """Without a broker: its workers answer within a millisecond if they have a core."""
     ports = free_port(), free_port()
-    first, second = (
-        Settings.model_validate({"opentelemetry": {
-            "exporter": {"endpoint": f"http://127.0.0.1:{port}"}, "traces": {"enable": True, "scheduled_delay": "100ms"},
-        }}).opentelemetry for port in ports
-    )  # fmt: skip
+    first, second = (settings_to(port, traces={"enable": True, "scheduled_delay": "100ms"}) for port in ports)
     span = HEAD.pack(1, 0, 0, 1, 0, 0, 0, 0, 0, 1, 2, bytes.fromhex(TRACE), b"12345678", bytes(8), 1, 2)
 
     async def figures() -> list[dict[str, Any]]:
@@ -499,18 +491,14 @@ def test_spans_that_workers_are_giving_when_settings_change_are_exported() -> No
             await answered.wait()
             return given
 
-        topology: Any = SimpleNamespace(node_name="n@127.0.0.1", started_ms=time.time_ns() // 1_000_000, workers=1)
-        telemetry = Telemetry(topology, first, figures, Log(), take)
-        running = asyncio.create_task(telemetry.run())
-        await asked.wait()
-        telemetry.configure(second)
-        for _ in range(10):  # turns of the loop, in which the export before ends
-            await asyncio.sleep(0)
-        answered.set()
-        while not other.traces:
-            await asyncio.sleep(0.01)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with exported(first, figures, take) as telemetry:
+            await asked.wait()
+            telemetry.configure(second)
+            for _ in range(10):  # turns of the loop, in which the export before ends
+                await asyncio.sleep(0)
+            answered.set()
+            while not other.traces:
+                await asyncio.sleep(0.01)
         return telemetry.spans
 
     with receiver(ports[0]) as one, receiver(ports[1]) as other:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.flows.sinks.broker import SinksBroker
-from tests.harness.waiting import stop, until
+from tests.harness.waiting import stop_all, until
 
 __all__ = ["Far", "Seen"]
 
@@ -100,9 +100,7 @@ class Far(SinksBroker):
 
     def pause(self) -> None:
         """Stops all its processes, so that connections stay open and nothing answers."""
-        for pid in self._pids():
-            with suppress(ProcessLookupError):
-                stop(pid)
+        stop_all(self._pids())
 
     def resume(self) -> None:
         for pid in self._pids():
